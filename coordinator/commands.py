@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from coordinator.commands_security import State, pki_app, token_app
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
+from edge.core.files import replacing
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from coordinator.accounts import BudgetRow, TaskRow
@@ -443,29 +444,23 @@ def _export(config: CoordinatorConfig, stream: TextIO, after: int) -> int:
 def _export_stream(output: Path | None) -> Iterator[TextIO]:
     """Stdout, or a file that is there whole or not at all. Raises StateError when it is there already or cannot be written."""
     import gzip
-    import os
     import sys
 
     if output is None:
         yield sys.stdout
         return
-    partial = output.with_name(output.name + ".part")
     try:
         if output.exists():
             raise StateError(f"{output} exists already", hint="name a new file; --after N writes only what came since entry N")
         with (
+            replacing(output) as partial,
             gzip.open(partial, "wt", encoding="ascii")
             if output.suffix == ".gz"
-            else partial.open("w", encoding="ascii") as stream
+            else partial.open("w", encoding="ascii") as stream,
         ):
             yield stream
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.rename(output)
     except OSError as error:
         raise StateError(f"{output} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @config_app.command("check")

@@ -56,8 +56,8 @@ from coordinator.accounts import (
 )
 from coordinator.fairness import floor_target, highest_floor, unused_floor
 from coordinator.journal import JournalEntry, next_entry
-from edge.core.counts import counted
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
+from edge.core.formatting import counted
 from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
 MOST_UNITS = 2**53

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from edge.core.errors import StateError, UsageError
+from edge.core.files import write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -181,18 +182,16 @@ class Authority:
 
 def write_private(path: Path, data: bytes, *, force: bool = False, mode: int = 0o600) -> None:
     """Write a new file with this mode; an existing one is refused, or with `force` replaced whole. Raises StateError."""
-    target = path.with_name(f".{path.name}.new") if force else path
     try:
         if force:
-            target.unlink(missing_ok=True)
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            write_atomically(path, data, mode=mode)
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(stream.fileno(), mode)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        if force:
-            target.replace(path)
     except FileExistsError as error:
         raise StateError(
             f"{path} exists already and is not overwritten", hint="move it away, or give --force to replace it"

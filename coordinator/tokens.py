@@ -143,11 +143,6 @@ class TokenStore:
 
     def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
         write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _cached(self, name: str, decode: Any) -> Any:
         path = self._paths[name]

@@ -30,7 +30,7 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import GENESIS, JournalEntry, entry_hash
-from edge.core.counts import counted
+from edge.core.formatting import counted
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
 MOST_DIFFERENCES = 100

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
-from edge.core.counts import counted, duration, percent
 from edge.core.events import Event, EventSink, JsonLinesSink
-from edge.core.money import dollars as dollars
-from edge.core.terminal import visible
+from edge.core.formatting import counted, duration, percent, visible
+from edge.core.formatting import dollars as dollars
 from edge.state.events import (
     AnswerFinished,
     EvalProgress,

@@ -17,7 +17,7 @@ from edge.app.settings import agent_settings
 from edge.app.training import Trainer, open_learner
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
-from edge.core.processor import usable_cores
+from edge.core.machine import usable_cores
 from edge.core.types import AnswerKind
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Where this machine's device profile is looked for. What fits is decided in edge.config.picking."""
+"""Where this machine's device profile is looked for. What fits is decided in edge.config.device_profile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from edge.app.places import state_folder
-from edge.config.picking import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
+from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig
-from edge.core.machine_facts import machine_facts
+from edge.core.machine import machine_facts
 
 PROFILE_SWITCH = "EDGE_AGENT_DEVICE_PROFILE"
 """`none` in this variable keeps every command from picking one by itself."""

@@ -40,7 +40,7 @@ def build_verifier(config: AgentConfig) -> Verifier:
 
 def build_policy(config: AgentConfig) -> OffloadPolicy:
     """Who decides that a response is handed to the cloud. Raises UsageError and ModelFileError for a router that cannot be run."""
-    from edge.routing.self_offload import SelfOffload
+    from edge.routing.policy import SelfOffload
 
     routing = config.routing
     if routing.policy == "self" or routing.router is None:

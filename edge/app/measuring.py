@@ -69,8 +69,7 @@ async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rat
     import numpy as np
 
     from edge.routing.calibration import calibrate
-    from edge.routing.classifier import export
-    from edge.routing.features import features
+    from edge.routing.classifier import export, features
 
     examples = await _router_examples(config, sink, plan)
     rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
@@ -85,7 +84,7 @@ async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan)
     from edge.core.rng import derive_seed
     from edge.evaluation.evaluate import EvalRoles
     from edge.evaluation.examples import examples_of
-    from edge.routing.self_offload import SelfOffload
+    from edge.routing.policy import SelfOffload
     from edge.state.events import EvalProgress
     from edge.tasks.registry import open_source
 
@@ -195,7 +194,7 @@ async def _group_calls(
 ) -> tuple[GroupCalls, str]:
     """Calls to the coordinator; the budget is reported first when every item is going to be asked."""
     from edge.cloud.group_calls import GroupCalls
-    from edge.evaluation.budget import announce_cost
+    from edge.evaluation.cloud import announce_cost
     from edge.state.folder import StateFolder
 
     registry = build_registry(config)

@@ -34,7 +34,7 @@ def model_file(name: str) -> Path:
 def adapter_version(folder: Path) -> int | None:
     """The version of an adapter by its folder: `step-000012/adapter`, or the one a run has left beside its summary; None: not known."""
     digits = folder.resolve().parent.name.removeprefix("step-")
-    if digits.isdigit():
+    if digits.isdecimal():
         return int(digits)
     try:
         version = json.loads((folder.parent / "summary.json").read_text(encoding="utf-8"))["adapter_version"]

@@ -19,8 +19,7 @@ from typing import Any
 
 from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import NEVER_ARRIVED, EndOf, UnconfirmedCalls
-from edge.core.clock import Clock
-from edge.core.days import day_began, local_day
+from edge.core.clock import Clock, day_began, local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.state.folder import StateFolder

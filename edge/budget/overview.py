@@ -14,8 +14,7 @@ from edge.cloud.client import KnownBudget
 from edge.cloud.connection import CoordinatorLink
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.errors import CoordinatorError
-from edge.state.reader import StateReader
-from edge.state.usage import OfTask, used_by_task
+from edge.state.reader import OfTask, StateReader, used_by_task
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]

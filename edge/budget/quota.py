@@ -14,7 +14,7 @@ from typing import Any, Literal
 from edge.budget.dial import Dials, DialSnapshot
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
-from edge.core.money import dollars
+from edge.core.formatting import dollars
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader

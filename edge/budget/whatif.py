@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from edge.core.counts import counted
 from edge.core.errors import TooFewAnswers
+from edge.core.formatting import counted
 from edge.dagrpo.metrics import wilson_interval
-from edge.state.reader import StateReader
-from edge.state.usage import is_billed
+from edge.state.reader import StateReader, is_billed
 
 LEAST_ANSWERS = 20
 LEAST_VERDICTS = 10

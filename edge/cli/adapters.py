@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +20,9 @@ from edge.cli.control import agent_control
 from edge.cli.options import Config, Force, Json, Model, Sets, State
 from edge.cli.output import local_time, print_json, print_line, visible
 from edge.cli.settings import Settings
-from edge.core.counts import percent
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
+from edge.core.files import replacing, replacing_folder
+from edge.core.formatting import data_size, percent
 from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def adapters_export(
         "gguf": lambda draft: _copy_gguf(folder, draft, settings),
         "mlx": lambda draft: _write_mlx(folder, draft),
     }
-    _replace(out, writers[form])
+    _replace(out, form, writers[form])
     result = {"version": version, "format": form, "out": str(out)}
     if json:
         print_json(result)
@@ -140,7 +140,7 @@ def shown_lines(version: Mapping[str, Any]) -> list[str]:
         "trained from": "the bare model" if version["base"] == 0 else version["base"],
         "source": version["source"],
         "task": version["task"],
-        "size": _size(version["size_bytes"]),
+        "size": data_size(version["size_bytes"]),
         "local accuracy": percent(version["kept_accuracy"]),
         "right in the end": percent(version["joint_accuracy"]),
         "assist rate": percent(version["assist_rate"]),
@@ -218,27 +218,21 @@ def _is_ours(folder: Path) -> bool:
     return {file.name for file in folder.iterdir()} <= {*_PEFT_FILES, "adapters.safetensors", "adapter_config.json"}
 
 
-def _replace(out: Path, write: Callable[[Path], None]) -> None:
+def _replace(out: Path, form: str, write: Callable[[Path], None]) -> None:
     """Write beside the place, then put it there; what was there stays until then."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.draft")
     try:
-        write(draft)
-        if out.is_dir():
-            shutil.rmtree(out)
-        draft.replace(out)
+        with replacing(out) if form == "gguf" else replacing_folder(out) as draft:
+            write(draft)
+            if form == "gguf" and out.is_dir():
+                shutil.rmtree(out)
     except OSError as error:
         raise StateError(f"{visible(str(out))}: cannot be written: {error.strerror}", hint="choose another place") from error
-    finally:
-        if draft.is_dir():
-            shutil.rmtree(draft)
-        draft.unlink(missing_ok=True)
 
 
 def _copy_peft(folder: Path, draft: Path) -> None:
     from edge.inference.adapters import read_peft_adapter
 
     read_peft_adapter(folder)
-    draft.mkdir()
     for name in _PEFT_FILES:
         shutil.copyfile(folder / name, draft / name)
 
@@ -263,7 +257,6 @@ def _copy_gguf(folder: Path, draft: Path, settings: Settings) -> None:
 def _write_mlx(folder: Path, draft: Path) -> None:
     from edge.inference.adapters import write_mlx_adapter
 
-    draft.mkdir()
     write_mlx_adapter(folder, draft)
 
 
@@ -273,7 +266,7 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
         local_time(version["at"]),
         "-" if version["phase"] is None else str(version["phase"] + 1),
         visible(version["task"] or "-"),
-        _size(version["size_bytes"]),
+        data_size(version["size_bytes"]),
         percent(version["kept_accuracy"]),
         percent(version["assist_rate"]),
         _gate(version),
@@ -300,7 +293,3 @@ def _validation(version: Mapping[str, Any]) -> str:
     if version["gate_after"] is None:
         return ""
     return f"{percent(version['gate_before'])} before, {percent(version['gate_after'])} with this one"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes / 1024:.1f} KiB"

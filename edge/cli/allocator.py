@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 _TRAINING = frozenset({"run", "learn"})
 _FLAG = "EDGE_AGENT_ALLOCATOR"

@@ -18,8 +18,8 @@ from edge.cli.options import Config, Coordinator, Json, LocalOnly, Mode, Model, 
 from edge.cli.output import print_json, print_line, source_line
 from edge.cli.settings import Settings
 from edge.core.errors import UsageError
+from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
-from edge.core.names import shown
 from edge.core.types import Message
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from edge.cli.remote import running_agent
 from edge.cli.starting import starting_lines
 from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.types import Message
-from edge.privacy.never_send import NeverSend
+from edge.privacy.rules import NeverSend
 from edge.serve.ports import AnswerNote, Mode, Question
 from edge.serve.reasoning import ChannelText, Reading, read_answer
 

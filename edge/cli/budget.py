@@ -12,8 +12,7 @@ from edge.cli.control import agent_control
 from edge.cli.options import Config, Coordinator, Json, Sets, State, rate_of, task_label
 from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings
-from edge.core.counts import counted, percent
-from edge.core.money import dollars
+from edge.core.formatting import counted, dollars, percent
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig

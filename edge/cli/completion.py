@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 MODES = ("auto", "prefer-local", "local-only", "cloud-only")
 SHELLS = ("bash", "zsh", "fish")

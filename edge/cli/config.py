@@ -10,8 +10,8 @@ import typer
 from edge.cli.options import Config, Force, Json, Sets, State
 from edge.cli.output import one_line, print_json, print_line
 from edge.cli.settings import Settings
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from edge.config.loader import Problem
@@ -26,9 +26,8 @@ def config_init(
     json: Json = False,
 ) -> int:
     """Write a file to begin with: the keys that people set first, each described, at its default."""
-    from edge.config.reference import keys_of
+    from edge.config.reference import keys_of, starter_text
     from edge.config.schema import AgentConfig
-    from edge.config.starter import starter_text
     from edge.models.new_file import new_file
 
     with new_file(file, force=force) as partial:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from edge.rpc.client import CoordinatorClient
     from edge.serve.ports import AgentControl
     from edge.state.folder import StateFolder
-    from edge.state.reader import StateReader
-    from edge.state.usage import Used
+    from edge.state.reader import StateReader, Used
 
 Result = TypeVar("Result")
 _NOBODY = "the embedded coordinator is not running"
@@ -103,8 +102,8 @@ class FolderAgent:
 
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever, by this device's own records."""
-        from edge.core.days import local_day
-        from edge.state.usage import Used, used_today
+        from edge.core.clock import local_day
+        from edge.state.reader import Used, used_today
 
         with self._reading() as state:
             if state is None:

@@ -33,7 +33,7 @@ from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.exits import exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
 from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
-from edge.core.processor import cpu_flags, cpu_name, usable_cores
+from edge.core.machine import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
     from edge.cli.measure import Measured
@@ -92,7 +92,7 @@ def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile:
     if keep:
         profile = _place_to_keep(settings, profile)
     if profile is not None:
-        from edge.config.profile import check_writable
+        from edge.config.device_profile import check_writable
 
         check_writable(profile)
     findings = list(examine(settings, say=None if as_json else _print_finding))
@@ -126,7 +126,7 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     """Measure, and write the profile where one is wanted."""
     from edge.app import kept_profile
     from edge.cli.measure import measure
-    from edge.config.profile import profile_text, write_profile
+    from edge.config.device_profile import profile_text, write_profile
 
     doubt = ""
     if (load := busy_cores()) > usable_cores() / 2:
@@ -246,7 +246,7 @@ def check_decoding() -> list[Finding]:
 
 def check_graphics() -> Finding:
     """What the engines do with a graphics processor."""
-    from edge.core.processor import nvidia_driver
+    from edge.core.machine import nvidia_driver
 
     offloads, trains_on = False, None
     if _version("llama-cpp-python") is not None:
@@ -342,7 +342,7 @@ def check_allocator() -> Iterator[Finding]:
 
 def _onnx_finding(config: AgentConfig) -> Finding:
     """What of the wished-for providers ONNX Runtime has here."""
-    from edge.core.providers import choose_providers
+    from edge.core.onnx_providers import choose_providers
 
     try:
         available = importlib.import_module("onnxruntime").get_available_providers()

@@ -18,17 +18,15 @@ from edge.cli.options import Config, Coordinator, Json, Model, Seed, Sets, State
 from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, duration, percent
 from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
+from edge.core.formatting import counted, dollars, duration, percent, shown
 from edge.core.limits import MOST_ITEMS, MOST_STEPS, MOST_TOKENS
-from edge.core.money import dollars
-from edge.core.names import shown
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
     from edge.evaluation.plan import EvalOutcome, EvalPlan
-    from edge.evaluation.report import EvalReport
-    from edge.evaluation.scores import Accuracies, Interval, MathScores, Scores
+    from edge.evaluation.scores import Accuracies, EvalReport, Interval, MathScores, Scores
 
 
 def command(
@@ -314,8 +312,7 @@ def _deliver(outcome: EvalOutcome, plan: EvalPlan, options: EvalOptions) -> None
 
 
 def _plot(outcome: EvalOutcome, path: Path) -> None:
-    from edge.evaluation.curve import cost_quality
-    from edge.evaluation.figure import write_cost_quality
+    from edge.evaluation.cost_quality import cost_quality, write_cost_quality
 
     quality = cost_quality(outcome.report, outcome.judged)
     _write_whole(path.with_suffix(".json"), json.dumps(quality.to_json(), indent=2, allow_nan=False) + "\n")
@@ -323,10 +320,8 @@ def _plot(outcome: EvalOutcome, path: Path) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_atomically(path, text)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -14,7 +14,7 @@ from edge.cli.options import Config, Json, Sets, State, id_of
 from edge.cli.output import print_json
 from edge.cli.settings import Settings
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig

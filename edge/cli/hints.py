@@ -14,10 +14,9 @@ from edge.cli.options import Config, Coordinator, Json, Model, Seed, Sets, State
 from edge.cli.output import one_line, print_json, print_line
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, percent
 from edge.core.errors import UsageError
+from edge.core.formatting import counted, dollars, percent
 from edge.core.limits import MOST_ITEMS
-from edge.core.money import dollars
 
 if TYPE_CHECKING:
     from edge.evaluation.hint_trial import HintReport

@@ -30,11 +30,10 @@ from edge.cli.settings import Settings
 from edge.cli.starting import starting_lines
 from edge.cli.stopping import stop_on_signals
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, duration, percent
 from edge.core.errors import UsageError
 from edge.core.events import EventSink, FanOutSink
+from edge.core.formatting import counted, dollars, duration, percent
 from edge.core.limits import MOST_STEPS
-from edge.core.money import dollars
 
 if TYPE_CHECKING:
     from edge.agent import Agent

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
-from edge.core.machine_facts import battery_wh, drawn_w, machine_facts
+from edge.core.machine import battery_wh, drawn_w, machine_facts
 from edge.core.types import Sampling
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceCon
     import psutil
 
     from edge.config.schema import DecodeRate, DeviceConfig
-    from edge.core.processor import cpu_name, usable_cores
+    from edge.core.machine import cpu_name, usable_cores
 
     cores = usable_cores()
     decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())

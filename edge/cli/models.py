@@ -13,6 +13,7 @@ from edge.cli import completion
 from edge.cli.options import Force, Json
 from edge.cli.output import one_line, print_json, print_line, visible
 from edge.core.errors import ModelFileError, UsageError
+from edge.core.formatting import data_size
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -83,7 +84,7 @@ def models_convert(
         print_json({**asdict(written), "path": str(written.path)})
         return 0
     print(
-        f"{one_line(written.path)}: {written.architecture}, {_count(written.parameters)} parameters, {_size(written.file_bytes)}"
+        f"{one_line(written.path)}: {written.architecture}, {_count(written.parameters)} parameters, {data_size(written.file_bytes)}"
     )
     if written.kept_wider:
         print_line(f"{len(written.kept_wider)} matrices stay f16: their rows do not fit the blocks of {type_name}")
@@ -113,7 +114,7 @@ def models_quantize(
     if json:
         print_json({**asdict(written), "path": str(written.path)})
         return 0
-    print(f"{written.path}: {written.type_name}, {_size(written.bytes_before)} -> {_size(written.bytes_after)}")
+    print(f"{written.path}: {written.type_name}, {data_size(written.bytes_before)} -> {data_size(written.bytes_after)}")
     if written.fallbacks:
         print_line(f"{written.fallbacks} tensors have another type: their rows do not fit the blocks of {written.type_name}")
     return 0
@@ -142,7 +143,7 @@ def models_show(
         costs = {**asdict(memory), "learning": learning}
         print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
         return 0
-    for line in _about_lines(path, about, memory, _size(learning) if learning is not None else reason):
+    for line in _about_lines(path, about, memory, data_size(learning) if learning is not None else reason):
         print(line)
     if metadata:
         print("metadata:")
@@ -186,7 +187,7 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> int:
     if as_json:
         print_json({"path": str(out), "source": str(source), "file_bytes": file_bytes})
         return 0
-    print(f"{out}: the decoder of {source}, {_size(file_bytes)}")
+    print(f"{out}: the decoder of {source}, {data_size(file_bytes)}")
     if out.with_suffix(".gguf").resolve() != source.resolve():
         print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
     return 0
@@ -270,7 +271,12 @@ def _print_table(rows: list[tuple[Found, About | None, str]]) -> None:
         if about is None:
             table.add_row(_cell(found.name), found.origin, _cell(f"unusable: {problem}"))
             continue
-        numbers = (_count(about.parameters), _size(about.file_bytes), _cell(about.quantisation), f"{about.context_tokens:,}")
+        numbers = (
+            _count(about.parameters),
+            data_size(about.file_bytes),
+            _cell(about.quantisation),
+            f"{about.context_tokens:,}",
+        )
         table.add_row(_cell(found.name), found.origin, _cell(about.architecture), *numbers)
     Console().print(table)
 
@@ -289,13 +295,13 @@ def _about_lines(path: Path, about: About, memory: MemoryEstimate, learning: str
         "file": path,
         "architecture": about.architecture,
         "parameters": _count(about.parameters),
-        "size": _size(about.file_bytes),
+        "size": data_size(about.file_bytes),
         "type": f"{about.quantisation} ({types})" if types else about.quantisation,
         "context": f"{about.context_tokens:,} tokens",
         "tokenizer": f"{about.tokenizer}, {about.vocabulary:,} tokens",
         "chat template": "yes" if about.chat_template else "none: llama.cpp's ChatML is used where its tokens are known",
         "prompt form": about.prompt_form,
-        "memory": f"{_size(memory.weights)} weights, {_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
+        "memory": f"{data_size(memory.weights)} weights, {data_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
         f"learning with default settings: {learning}",
     }
     return [f"{label + ':':<15} {one_line(value)}" for label, value in fields.items()]
@@ -316,10 +322,3 @@ def _count(parameters: int) -> str:
         if parameters >= unit:
             return f"{parameters / unit:.2f} {name}"
     return str(parameters)
-
-
-def _size(size_bytes: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} B"

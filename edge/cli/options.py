@@ -12,10 +12,10 @@ import typer
 
 from edge.cli import completion
 from edge.cli.output import one_line
-from edge.core.days import day_began
+from edge.core.clock import day_began
 from edge.core.errors import UsageError
-from edge.core.limits import LARGEST_SEED, MOST_STEPS
-from edge.core.names import TASK_LABEL_FORM, is_task_label, shown
+from edge.core.formatting import shown
+from edge.core.limits import LARGEST_SEED, MOST_STEPS, TASK_LABEL_FORM, is_task_label
 
 Model = Annotated[
     str | None,

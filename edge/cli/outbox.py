@@ -17,8 +17,8 @@ from edge.cli.options import Config, Json, Sets, State, since_of
 from edge.cli.output import local_time, one_line, print_json, print_line, visible
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from edge.core.counts import counted
-from edge.core.money import dollars
-from edge.core.terminal import STEERING
-from edge.core.terminal import visible as visible
+from edge.core.formatting import STEERING, counted, dollars
+from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
     from edge.serve.ports import AnswerNote

@@ -20,6 +20,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from edge.cli.conversation import COMMANDS
 from edge.cli.output import print_line
+from edge.core.files import replacing
 
 HISTORY_FILE = "chat-history"
 MOST_HISTORY_BYTES = 1 << 20
@@ -86,15 +87,11 @@ def _opened_privately(file: Path) -> int:
 
 def _keep_newest(file: Path) -> None:
     newest = list(islice(FileHistory(str(file)).load_history_strings(), KEPT_ENTRIES))
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        os.close(_opened_privately(partial))
-        shorter = FileHistory(str(partial))
+    with replacing(file) as shortened:
+        os.close(_opened_privately(shortened))
+        shorter = FileHistory(str(shortened))
         for entry in reversed(newest):
             shorter.store_string(entry)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class _Commands(Completer):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
+from edge.core.files import replacing
 from edge.serve.errors import CLOUD_OFF
 from edge.serve.ports import MODELS, AnswerNote, Question
 from edge.serve.reasoning import ChannelText, Reading
@@ -38,14 +39,13 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
     The file is locked meanwhile; the system drops the lock when the process dies, however it dies.
     """
     file = state / _FILE
-    temporary = file.with_suffix(".tmp")
     path = None if token_file is None else str(Path(token_file).expanduser().absolute())
-    temporary.write_text(json.dumps({"url": url, "token_file": path, "pid": os.getpid()}), encoding="utf-8")
-    held = os.open(temporary, os.O_RDONLY)
-    try:
+    with replacing(file) as unannounced:
+        unannounced.write_text(json.dumps({"url": url, "token_file": path, "pid": os.getpid()}), encoding="utf-8")
+        held = os.open(unannounced, os.O_RDONLY)
         with suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        temporary.replace(file)
+    try:
         yield
     finally:
         file.unlink(missing_ok=True)

@@ -14,8 +14,7 @@ from edge.cli.options import Config, Json, Sets, State, since_of
 from edge.cli.output import one_line, print_json
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, duration, percent
-from edge.core.money import dollars
+from edge.core.formatting import counted, dollars, duration, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

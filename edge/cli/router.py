@@ -15,10 +15,9 @@ from edge.cli.options import Config, Force, Json, Model, Seed, Sets, State, Unsa
 from edge.cli.output import print_json, print_line
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, percent
 from edge.core.errors import UsageError
+from edge.core.formatting import counted, percent, shown
 from edge.core.limits import MOST_ITEMS
-from edge.core.names import shown
 
 if TYPE_CHECKING:
     from edge.routing.calibration import RouterQuality

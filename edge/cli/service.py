@@ -21,8 +21,9 @@ from edge.cli.options import Config, Coordinator, DeviceProfile, Force, Json, Mo
 from edge.cli.output import one_line, print_json, print_line
 from edge.cli.settings import Settings
 from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
+from edge.core.formatting import shown
 from edge.core.limits import MOST_ITEMS
-from edge.core.names import shown
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
@@ -369,15 +370,11 @@ def _refuse_other_text(file: Path, text: str, *, force: bool) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+        write_atomically(file, text)
     except OSError as error:
         raise EdgeError(f"{file}: cannot be written ({error.strerror})", hint="check the folder and its permissions") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 if TYPE_CHECKING:
+    from edge.config.device_profile import Pick
     from edge.config.loader import Flag, Resolved
-    from edge.config.picking import Pick
     from edge.config.schema import AgentConfig
 
 

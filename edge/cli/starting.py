@@ -33,7 +33,7 @@ def profile_line(resolved: Resolved[AgentConfig]) -> str:
 
 def picked_line(resolved: Resolved[AgentConfig]) -> str:
     """Which device profile was picked by itself and what it brings, or why a kept one was not, or ""."""
-    from edge.config.picking import NOT_PICKED
+    from edge.config.device_profile import NOT_PICKED
 
     profile, why = resolved.config.device_profile, _pick_origin(resolved)
     if not why:
@@ -46,7 +46,7 @@ def picked_line(resolved: Resolved[AgentConfig]) -> str:
 
 def _pick_origin(resolved: Resolved[AgentConfig]) -> str:
     """Why a profile was picked or not; "" where there was nothing to pick from, or one is named."""
-    from edge.config.picking import KNOWN, MEASURED, NOT_PICKED
+    from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED
 
     origin = resolved.origins.get("device_profile", "")
     return origin if origin in (KNOWN, MEASURED) or origin.startswith(NOT_PICKED) else ""

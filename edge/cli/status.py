@@ -12,9 +12,8 @@ from edge.cli.options import Config, Coordinator, Json, Sets, State
 from edge.cli.output import local_time, one_line, print_json
 from edge.cli.settings import Settings
 from edge.core.clock import SystemClock
-from edge.core.counts import counted, percent
 from edge.core.errors import StateError
-from edge.core.money import dollars
+from edge.core.formatting import counted, dollars, percent
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig

@@ -14,8 +14,8 @@ from edge.cli import completion
 from edge.cli.options import Config, Json, Model, Sets, State
 from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings
-from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from edge.core.limits import LARGEST_SEED, MOST_ITEMS
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.prompts import prompt_messages
@@ -85,7 +85,7 @@ def tasks_sample(
     json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> int:
     """Some items of a source."""
-    from edge.core.names import shown
+    from edge.core.formatting import shown
     from edge.tasks import descriptions
     from edge.tasks.registry import open_source
 

@@ -12,9 +12,8 @@ from edge.cli.control import agent_control
 from edge.cli.options import Config, Json, Sets, State, rate_of
 from edge.cli.output import print_json
 from edge.cli.settings import Settings
-from edge.core.counts import percent
 from edge.core.errors import UsageError
-from edge.core.money import dollars
+from edge.core.formatting import dollars, percent
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
-from edge.core.money import dollars
+from edge.core.formatting import dollars
 from edge.rpc.client import CloudCall, CloudCompletion, CoordinatorClient
 
 _WHOSE = {

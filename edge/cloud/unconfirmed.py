@@ -18,7 +18,7 @@ from edge.cloud.client import LOST_REASONS
 from edge.core.clock import Clock
 from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import EventSink
-from edge.core.money import dollars
+from edge.core.formatting import dollars
 from edge.rpc.client import CallProgress, CoordinatorClient
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from edge.config.device_profile import NONE, NOT_PICKED, Pick
 from edge.config.loader import Flag, Problem, Resolved, problems, refusal, resolve
-from edge.config.picking import NONE, NOT_PICKED, Pick
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 

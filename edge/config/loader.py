@@ -1,4 +1,4 @@
-"""Layered configuration. Knows layers, origins and good error lines; knows nothing of what the settings mean.
+"""Loading a configuration in layers, with the origin of each value.
 
 Defaults < device profile < file < `--set key=value` < flags: each layer is nested data with a name, later ones win key by key (lists
 as a whole). The schema class is given, so that the agent and the coordinator share this module.
@@ -19,8 +19,8 @@ from pydantic_core import ErrorDetails
 
 from edge.config.reference import type_at
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
+from edge.core.formatting import counted
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 DEFAULT_ORIGIN = "default"
@@ -228,7 +228,7 @@ class _Merged(Generic[ConfigT]):
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one dotted key. List elements are addressed by number."""
-        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         layer = LinedData(origin, _nested(path, value))
         check_known_keys(self._schema, layer)
         target: Any = self._data

@@ -1,4 +1,4 @@
-"""The numbers of a section and where each comes from. Knows nested sections and paths with slashes; knows nothing of what they measure.
+"""The numbers of a section and where each comes from.
 
 A path names a number as `memory_mib` or `speeds/1.5B-Q4_K_M/decode/4`: an element of a list goes by its `model` or its `rows`. A source
 is said of a path or of the beginning of several; the longest beginning that fits a number holds for it.
@@ -17,12 +17,6 @@ _NAMES = ("model", "rows")
 def numbers(section: BaseModel) -> Iterator[tuple[str, float]]:
     """(path, value) of every number that is there."""
     yield from _numbers(section.model_dump(mode="json"), "")
-
-
-def source_of(path: str, sources: Mapping[str, str]) -> str | None:
-    """The source of a number among those by path; None where nothing fits."""
-    fitting = [of for of in sources if _fits(path, of)]
-    return sources[max(fitting, key=len)] if fitting else None
 
 
 def check_sources(section: BaseModel, named: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
-"""The reference of a configuration: every key with its type, range, default and description, read from the schema itself.
+"""The reference of a configuration: every key with its type, range, default and description, read from the schema itself; and a
+file to begin with, of the keys that people set first.
 
-Knows pydantic models and how to lay their keys out for people; knows nothing of what the settings mean. NAME in a path stands for a name of
-one's own choice, `[]` for any element of a list.
+NAME in a path stands for a name of one's own choice, `[]` for any element of a list.
 """
 
 from __future__ import annotations
@@ -285,3 +285,69 @@ def _near_text(keys: Sequence[Key], prefix: str) -> str:
     if near:
         return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MOST_NEAR])}?"
     return f"sections: {', '.join(key.path for key in keys if key.has_keys and not key.parent)}"
+
+
+FIRST_KEYS = (
+    "mode",
+    "state_folder",
+    "model.path",
+    "model.context_tokens",
+    "engine.threads",
+    "engine.gpu_layers",
+    "learning.enabled",
+    "learning.device",
+    "coordinator.address",
+    "coordinator.embedded.upstream",
+    "coordinator.embedded.model",
+    "coordinator.embedded.base_url",
+    "coordinator.embedded.api_key",
+    "serve.port",
+    "serve.temperature",
+    "serve.max_tokens",
+    "budget.calls_limit",
+    "budget.spend_limit_uusd",
+    "budget.dial",
+    "chat.history",
+)
+"""In the schema's order, so that each section stands once."""
+_HEAD = """\
+# Configuration of edge-agent: what people set first. Every value here is the default; what is left out keeps it, too.
+# All keys: edge-agent config keys. Is it right: edge-agent config check FILE. Use it: edge-agent run --config FILE.
+# Keys of cloud services do not belong in here: say where they lie, env:NAME or file:/PATH.
+"""
+
+
+def starter_text(keys: Sequence[Key]) -> str:
+    """The file's text. Raises KeyError when one of the first keys is not among `keys`."""
+    by_path = {key.path: key for key in keys}
+    lines, open_sections = list[str](), list[str]()
+    for path in FIRST_KEYS:
+        *sections, name = path.split(".")
+        lines += [""] if not sections or sections[:1] != open_sections[:1] else []
+        lines += _headers(by_path, sections, open_sections)
+        lines += _entry(by_path[path], name, "  " * len(sections))
+        open_sections = sections
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _headers(by_path: dict[str, Key], sections: Sequence[str], before: Sequence[str]) -> Iterator[str]:
+    for depth, section in enumerate(sections):
+        if list(before[: depth + 1]) != list(sections[: depth + 1]):
+            indent = "  " * depth
+            yield from _comment(by_path[".".join(sections[: depth + 1])].description, indent)
+            yield f"{indent}{section}:"
+
+
+def _entry(key: Key, name: str, indent: str) -> Iterator[str]:
+    yield from _comment(f"{key.description} ({terms(key)})", indent)
+    yield f"{indent}{name}: {_value(key.default)}"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+
+
+def _value(default: Any) -> str:
+    """A text as it is where YAML reads it so, everything else as JSON, which YAML reads, too."""
+    plain = isinstance(default, str) and default.replace("-", "").replace("_", "").isalpha()
+    return str(default) if plain else json.dumps(default, ensure_ascii=False)

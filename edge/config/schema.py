@@ -1,4 +1,4 @@
-"""The agent's configuration as data. Knows every setting, its default and its range; knows nothing of files or flags.
+"""The agent's configuration as data.
 
 All models are frozen and refuse unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
 a decision of the paper or of DECISIONS.md is written here and nowhere else.

@@ -1,4 +1,4 @@
-"""YAML with line numbers. Knows where each value stands in its file; knows nothing of schemas.
+"""YAML with the line number of each value.
 
 Refuses what silently loses data (duplicate keys, keys that are not text, several documents) and what no configuration needs but keeps a
 reader busy without end: aliases, and files over MOST_BYTES.

@@ -1,4 +1,4 @@
-"""Calendar and elapsed time behind one Protocol. The only module that reads the machine's clocks.
+"""Calendar and elapsed time behind one Protocol, and calendar days. The only module that reads the machine's clocks.
 
 Durations of waiting belong to the event loop (`asyncio.sleep`, `asyncio.timeout`); this is for stamps and measurements, so that the
 simulator can run everything in virtual time.
@@ -7,6 +7,7 @@ simulator can run everything in virtual time.
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -53,3 +54,17 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back ({seconds} s)")
         self._now += seconds
+
+
+def local_day(at: float) -> str:
+    """The day of a time in seconds since the epoch, as YYYY-MM-DD."""
+    return datetime.fromtimestamp(at, UTC).astimezone().date().isoformat()
+
+
+def day_began(at: float, days_before: int = 0) -> float:
+    """When the day of a time began, or a day so many days before it, in seconds since the epoch.
+
+    Midnight is looked up anew for that day: where the clocks change it has another offset than the rest of the day.
+    """
+    midnight = datetime.fromtimestamp(at, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    return (midnight - timedelta(days=days_before)).astimezone().timestamp()

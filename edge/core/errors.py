@@ -1,4 +1,4 @@
-"""The error tree. Knows what went wrong and what to do next; knows nothing of gRPC codes (rpc/errors.py translates) or terminals.
+"""The error tree: what went wrong and what to do next; rpc/errors.py translates to gRPC codes.
 
 EdgeError                       one line for a person, `hint` says what to do next; exit code 1
 ├── UsageError                  wrong command line or argument; exit code 2

@@ -1,4 +1,4 @@
-"""How a process ended, in words. Knows exit codes as `subprocess` gives them (a signal is negative); knows nothing of who ran."""
+"""How a process ended, in words."""
 
 from __future__ import annotations
 

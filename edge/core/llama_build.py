@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from edge.core.processor import cpu_flags
+from edge.core.machine import cpu_flags
 
 WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 FOR_ANY = "-DGGML_NATIVE=OFF"

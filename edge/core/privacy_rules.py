@@ -1,4 +1,4 @@
-"""Terms and never-send rules as a person writes them. Knows lengths and signs; knows nothing of how they are looked for."""
+"""Terms and never-send rules as a person writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms that keys, tokens and passwords have in a text. Knows patterns; knows nothing of who cuts them out, or why."""
+"""The forms that keys, tokens and passwords have in a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that cross module boundaries. Knows shapes and units; knows nothing of files, engines or networks.
+"""The values that cross module boundaries.
 
 Every value is frozen. Names follow the glossary: a *task* is a label (`math`, `code`, `qa`), an *item* is one question of a
 task, a *prompt* is what the model reads, a *local_response* is what it samples (y^θ), a *cloud_completion* is what the cloud

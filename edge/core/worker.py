@@ -1,4 +1,4 @@
-"""One thread that owns the compute engines. Knows priorities and slices; knows nothing of models.
+"""One thread that owns the compute engines.
 
 llama.cpp and torch both want every core: two engines spinning on the same cores are ten times slower. So serving, rollouts and
 training share this one thread. A *job* is a generator: each `next()` is one slice of work (one decode of all active rows, one

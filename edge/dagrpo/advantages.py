@@ -1,4 +1,4 @@
-"""Group-relative advantages. Knows rewards, costs and the price λ of one prompt group; knows nothing of tokens or gradients.
+"""Group-relative advantages.
 
 Axis names: `_G` runs over the G responses of one prompt. The policy gradient of one prompt is estimator_weight(G) Σ_i Â_i ∇ log π(y_i).
 """

@@ -1,10 +1,14 @@
-"""Final answers inside a response. Knows \\boxed, <answer> and Python blocks; knows nothing of what is right."""
+"""Final answers inside a response: \\boxed, <answer> and Python blocks."""
 
 from __future__ import annotations
 
 import re
 
-_BOXED = "\\boxed"
+_BOX = re.compile(r"\\boxed(?![^\W\d_])")  # not the start of another command: \boxedfoo
+_BARE = re.compile(r"\s+([^\s$<{}]+)")
+_BRACE = re.compile(r"\s*(?=\{)")
+_IS_ANSWER = re.compile(r"[0-9]|\\(?!boxed)[A-Za-z]")
+_WORD = re.compile(r"[^\W\d_]{2}")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PYTHON_BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -12,16 +16,16 @@ _PYTHON_BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL | re
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}`, braces balanced (escaped braces do not count), surrounding blanks removed.
 
-    `\\boxed 7` (no braces) gives "7". None when there is no box or the last one is not closed.
+    `\\boxed 7` (no braces) gives "7". A `\\boxed` that is only mentioned, as in "put it in \\boxed and stop", is no box.
+    None when there is no box or the last one is not closed.
     """
-    start = _last_box_start(text)
-    if start is None:
-        return None
-    rest = text[start:].lstrip()
-    if rest.startswith("{"):
-        return _braced(rest)
-    bare = re.match(r"[^\s$<{}]+", rest)
-    return bare.group(0).rstrip(".,;:") if bare and text[start : start + 1].isspace() else None
+    for found in reversed(list(_BOX.finditer(text))):
+        if brace := _BRACE.match(text, found.end()):
+            return _braced(text, brace.end())
+        bare = _BARE.match(text, found.end())
+        if bare and _is_answer(bare[1]):
+            return bare[1].rstrip(".,;:")
+    return None
 
 
 def answer_part(text: str) -> str | None:
@@ -41,19 +45,16 @@ def shown_answer(text: str) -> str:
     return last_boxed(text) or answer_part(text) or text.strip()
 
 
-def _last_box_start(text: str) -> int | None:
-    """Index right after the last `\\boxed` that is a command of its own (not `\\boxedfoo`)."""
-    end = len(text)
-    while (found := text.rfind(_BOXED, 0, end)) >= 0:
-        after = found + len(_BOXED)
-        if not text[after : after + 1].isalpha():
-            return after
-        end = found
-    return None
+def _is_answer(bare: str) -> bool:
+    """Whether what follows a `\\boxed` without braces is an answer (7, x, -\\pi) and not a word of the sentence or a full stop."""
+    if _IS_ANSWER.search(bare):
+        return True
+    return any(map(str.isalpha, bare)) and not _WORD.search(bare)
 
 
-def _braced(text: str) -> str | None:
-    depth, index = 0, 0
+def _braced(text: str, start: int) -> str | None:
+    """The content of the braces that open at `start`; None when they are not closed."""
+    depth, index = 0, start
     while index < len(text):
         character = text[index]
         if character == "\\":
@@ -61,6 +62,6 @@ def _braced(text: str) -> str | None:
             continue
         depth += (character == "{") - (character == "}")
         if depth == 0:
-            return text[1:index].strip()
+            return text[start + 1 : index].strip()
         index += 1
     return None

@@ -1,4 +1,4 @@
-"""The baselines' equations: GRPO, GVPO, GAPG. Knows rewards and log-probabilities of one group; knows nothing of tokens' gradients."""
+"""The baselines' equations: GRPO, GVPO, GAPG."""
 
 from __future__ import annotations
 

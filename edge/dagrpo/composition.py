@@ -1,4 +1,4 @@
-"""Composition C(y^θ, y^c) of a local response and a cloud completion. Knows the trigger's place; knows nothing of rewards."""
+"""Composition C(y^θ, y^c) of a local response and a cloud completion."""
 
 from __future__ import annotations
 

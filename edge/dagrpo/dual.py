@@ -1,4 +1,4 @@
-"""The dual variable λ: the price of asking. Knows rates and the step rule; knows nothing of who asks or who keeps the ledger."""
+"""The dual variable λ: the price of asking."""
 
 from __future__ import annotations
 

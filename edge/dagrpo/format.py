@@ -1,4 +1,4 @@
-"""The response format. Knows tags, step lines and the help request; knows nothing of right or wrong answers.
+"""The response format: tags, step lines and the request for help.
 
     <think>
     Step 1: ...
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from edge.dagrpo.prompts import HELP_PHRASE
 
-_STEP_LINE = re.compile(r"^[ \t]*Step (\d+):", re.MULTILINE)
-_HELP = re.escape(HELP_PHRASE.rstrip("."))
-_BARE_HELP = re.compile(rf"\s*{_HELP}\.?\s*", re.IGNORECASE)
-_TRIGGER = re.compile(rf"</think>\s*(?:<answer>\s*)?({_HELP}\.?)\s*(?:</answer>\s*)?\Z", re.IGNORECASE)
+_STEP_LINE = re.compile(r"^[ \t]*Step ([0-9]+):", re.MULTILINE)
+_HELP = f"(?ai:{re.escape(HELP_PHRASE.rstrip('.'))})"  # without (?a) the letter ſ would match an s
+_BARE_HELP = re.compile(rf"\s*{_HELP}\.?\s*")
+_TRIGGER = re.compile(rf"</think>\s*(?:<answer>\s*)?({_HELP}\.?)\s*(?:</answer>\s*)?\Z")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -88,10 +88,10 @@ def _count_steps(text: str) -> int:
 
 
 def _steps_problem(thinking: str, max_steps: int) -> str:
-    numbers = [int(number) for number in _STEP_LINE.findall(thinking)]
+    numbers = [number.lstrip("0") for number in _STEP_LINE.findall(thinking)]  # compared as text: a number may have any length
     if not numbers or not _STEP_LINE.match(thinking.lstrip()):
         return 'thinking must begin with "Step 1:"'
-    if numbers != list(range(1, len(numbers) + 1)):
+    if numbers != [str(number) for number in range(1, len(numbers) + 1)]:
         return "steps must be numbered 1, 2, 3, ... without gaps"
     if len(numbers) > max_steps:
         return f"{len(numbers)} steps, at most {max_steps} are allowed"

@@ -1,4 +1,4 @@
-"""What is reported about accuracy and asking. Knows counts; knows nothing of models. Every accuracy travels with its rate."""
+"""What is reported about accuracy and asking. Every accuracy travels with its rate."""
 
 from __future__ import annotations
 

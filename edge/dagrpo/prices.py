@@ -1,4 +1,4 @@
-"""Which price of help to tell for a wanted rate. Knows measured rates at prices; knows nothing of prompts or models.
+"""Which price of help to tell for a wanted rate.
 
 A model that was trained with prices in its prompts asks less the more help costs. Its rates at a few prices, measured on held-out items,
 make a curve; what lies between two of them is taken for a straight line.

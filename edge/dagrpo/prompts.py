@@ -1,4 +1,4 @@
-"""What the SLM is told. Knows wording; knows nothing of chat templates or of which model reads it.
+"""What the SLM is told.
 
 The bundled models carry a compact system prompt in their own chat template and read the bare question; every other model gets
 SYSTEM_PROMPT and a templated user prompt. A prompt may tell the price of help (`price_line`), so that one model serves all budgets.

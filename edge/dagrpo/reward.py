@@ -1,4 +1,4 @@
-"""Rewards r and costs c of one response. Knows verdicts; knows nothing of how they were reached."""
+"""Rewards r and costs c of one response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Target rates over time. Knows phases and their τ; knows nothing of tasks' content."""
+"""Target rates over time."""
 
 from __future__ import annotations
 

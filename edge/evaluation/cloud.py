@@ -1,20 +1,29 @@
-"""Where an evaluation gets its cloud answers: from the coordinator, from the coordinator into a recording, or from a recording alone.
+"""Where an evaluation gets its cloud answers, and what asking for every item may cost.
 
-Knows cassettes (edge.rpc.cassette); knows nothing of items or scores. A replay needs no coordinator, key or network.
+Answers come from the coordinator, from the coordinator into a recording, or from a recording alone (edge.rpc.cassette): a replay needs no
+coordinator, key or network.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from edge.cloud.group_calls import CloudOutcome
+from edge.config.schema import CoordinatorConfig
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError
+from edge.core.events import EventSink
+from edge.core.formatting import counted
 from edge.core.types import TokenUsage
-from edge.evaluation.judging import RolloutSettings
+from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
-from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion, CoordinatorClient
+from edge.state.events import Notice
 
 NOT_RECORDED = "the recording holds no answer to this question"
 
@@ -96,3 +105,41 @@ def digest_of(call: CloudCall) -> str:
 def _completion(call: CloudCall, answer: RecordedAnswer) -> CloudCompletion:
     usage = answer.usage or TokenUsage(0, 0)
     return CloudCompletion(call.call_key, answer.text, usage, answer.charged_uusd, answer.cached, model=call.model_alias)
+
+
+async def announce_cost(
+    client: CoordinatorClient, candidates: Sequence[Candidate], config: CoordinatorConfig, sink: EventSink, clock: Clock
+) -> None:
+    """A notice with the number of calls and the most they can cost, and one with the budget of each task."""
+    sink.emit(Notice(cost_line(len(candidates), config), clock.now()))
+    for task, items in Counter(candidate.item.task for candidate in candidates).items():
+        try:
+            line = budget_line(task, items, await client.get_budget(task))
+        except CoordinatorError as error:
+            line = f"budget of {task}: not known ({error})"
+        sink.emit(Notice(line, clock.now()))
+
+
+def cost_line(items: int, config: CoordinatorConfig) -> str:
+    """E.g. `asking the cloud LLM for all 400 items: at most 400 calls and 204800 output tokens, $0.31 for these`."""
+    tokens = items * config.max_output_tokens
+    price = config.embedded.price_out_uusd_per_mtok if config.address is None else None
+    money = "" if price is None else f", at most ${tokens * price / 1e12:.2f} for these"
+    which = "one item" if items == 1 else f"all {items} items"
+    return f"asking the cloud LLM for {which}: at most {counted(items, 'call')} and {counted(tokens, 'output token')}{money}"
+
+
+def budget_line(task: str, items: int, budget: BudgetSnapshot) -> str:
+    """What is used and allowed, and whether it can suffice."""
+    limits = [f"{name} {used} of {limit}" for name, used, limit in _limits(budget) if limit is not None]
+    short = budget.calls_limit is not None and budget.calls_limit - budget.calls < items
+    return f"budget of {task}: {', '.join(limits) or 'no limit'}" + (
+        f"; not enough for {counted(items, 'call')}" if short else ""
+    )
+
+
+def _limits(budget: BudgetSnapshot) -> Iterator[tuple[str, str, str | None]]:
+    yield "calls", str(budget.calls), None if budget.calls_limit is None else str(budget.calls_limit)
+    yield "tokens", str(budget.tokens), None if budget.tokens_limit is None else str(budget.tokens_limit)
+    money = budget.spend_limit_uusd
+    yield "spend", f"${budget.spend_uusd / 1e6:.4f}", None if money is None else f"${money / 1e6:.4f}"

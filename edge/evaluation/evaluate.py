@@ -1,8 +1,8 @@
-"""Evaluating a model or adapter on held-out items. Knows which answers an item needs and who judges them; knows nothing of training.
+"""Evaluating a model or adapter on held-out items.
 
 Each item is answered once by the model's own decision and, where it mentions the help phrase, once more with asking made impossible:
 with the same seed, so that only the decision differs. The cloud is asked once for an item that asks, or for every item (`cloud_all`).
-What the scores mean is in edge.evaluation.scores, the report in edge.evaluation.report.
+What the scores mean is in edge.evaluation.scores, the report in edge.evaluation.scores.
 """
 
 from __future__ import annotations
@@ -21,10 +21,21 @@ from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
-from edge.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
-from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages, composed_text, is_well_formed, judge
-from edge.evaluation.report import EvalReport, Measured, build_report, with_seconds
-from edge.evaluation.scores import Scores
+from edge.evaluation.judging import (
+    WRONG,
+    Bill,
+    Candidate,
+    Judged,
+    JudgedItem,
+    RolloutSettings,
+    Verdict,
+    call_key,
+    cloud_messages,
+    composed_text,
+    is_well_formed,
+    judge,
+)
+from edge.evaluation.scores import EvalReport, Measured, Scores, build_report, with_seconds
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall

@@ -1,5 +1,4 @@
-"""Do hints pay? The items that ask for help go to the cloud LLM twice, with and without the redacted local steps. Knows the trial and its
-verdict; knows nothing of engines or wires.
+"""Do hints pay? The items that ask for help go to the cloud LLM twice, with and without the redacted local steps.
 
 Verdict. Over the pairs in which both calls were answered: hints *pay* where (1) the accuracy is equal: the low end of the difference
 (with - without) lies above -margin, where the ends are those of 95 % Wilson intervals of the two kinds of pairs that differ; and (2) a
@@ -26,8 +25,7 @@ from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.judged import Candidate
-from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages, composed_text, judge
+from edge.evaluation.judging import Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
 from edge.rpc.client import CloudCall, CloudCompletion
 
 Verdict = Literal["pays", "does not pay", "not known"]

@@ -17,8 +17,7 @@ from typing import Any
 import llama_cpp
 
 from edge.core.errors import ModelFileError
-from edge.core.gguf_header import read_header
-from edge.core.gguf_shape import check_shape
+from edge.core.gguf_header import check_shape, read_header
 
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4

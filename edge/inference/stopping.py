@@ -26,7 +26,7 @@ class StopSearch:
 
     def __init__(self, stops: Sequence[str], *, answer_only: bool = False, said: str = "") -> None:
         self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops))
+        self._longest = max(map(len, self._stops), default=0)
         self._answer_only = answer_only
         self._said = said
         self._searched = 0
@@ -38,6 +38,8 @@ class StopSearch:
             self._find_the_answer(text, last)
         if self._answer_only:
             return self._searched
+        if self.cut is not None:
+            return self.cut
         found = [at for at in (text.find(stop, self._searched) for stop in self._stops) if at >= 0]
         if found:
             self.cut = min(found)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
+from edge.state.reader import Used, used_since
 from edge.state.rows import Lineage
 from edge.state.schema import check_readable
-from edge.state.usage import Used, used_since
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200

@@ -7,7 +7,6 @@ another name, synced, and renamed. After a crash, left-over temporary folders ar
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError, StateError
+from edge.core.files import replacing_folder
 from edge.core.types import AdapterRef
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import StepFinished
@@ -113,7 +113,7 @@ class Checkpoints:
         self._keep = keep
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for left_over in folder.glob(".*.tmp"):
+            for left_over in [*folder.glob(".*.draft"), *folder.glob(".*.tmp")]:  # .tmp: of earlier versions
                 shutil.rmtree(left_over)
         except OSError as error:
             raise StateError(
@@ -144,48 +144,20 @@ class Checkpoints:
     async def write(self, step: int, learner: Learner, manifest: StepManifest) -> Checkpoint:
         """Write the checkpoint of a step, atomically; one of the same number is replaced. Raises StateError where that cannot be done."""
         final = self._folder / f"{_PREFIX}{step:06d}"
-        temporary = self._folder / f".{final.name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            await self._write(temporary, final, step, learner, manifest)
+            with replacing_folder(final) as draft:
+                (draft / "learner").mkdir()
+                await learner.save(draft / "learner")
+                await learner.export(draft / "adapter", step)
+                (draft / "manifest.json").write_text(json.dumps(manifest.to_json(), allow_nan=False), encoding="utf-8")
         except EdgeError:
             raise
         except Exception as error:  # each format's writer has a kind of its own for a full disk
-            shutil.rmtree(temporary, ignore_errors=True)
             raise StateError(f"{final}: the checkpoint cannot be written ({error})", hint="make room on the disk") from error
         return Checkpoint(step, final)
-
-    async def _write(self, temporary: Path, final: Path, step: int, learner: Learner, manifest: StepManifest) -> None:
-        (temporary / "learner").mkdir(parents=True)
-        await learner.save(temporary / "learner")
-        await learner.export(temporary / "adapter", step)
-        (temporary / "manifest.json").write_text(json.dumps(manifest.to_json(), allow_nan=False), encoding="utf-8")
-        _put_in_place(temporary, final)
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Remove all but the newest and those that are needed."""
         for checkpoint in self.all()[: -self._keep]:
             if checkpoint.step not in needed:
                 shutil.rmtree(checkpoint.folder)
-
-
-def _put_in_place(temporary: Path, final: Path) -> None:
-    _sync_tree(temporary)
-    if final.exists():
-        shutil.rmtree(final)
-    temporary.rename(final)
-    _sync(final.parent)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge.config.schema import PhaseConfig
-from edge.core.counts import counted
 from edge.core.errors import TaskFileError
+from edge.core.formatting import counted
 from edge.core.types import TaskItem
 from edge.state.folder import StateFolder
 from edge.state.rows import Position

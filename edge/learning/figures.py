@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.events import Event
+from edge.core.files import replacing
+from edge.core.formatting import percent
 from edge.core.install import install_extra
 from edge.learning.forgetting import Forgetting, PhaseSpan, forgetting_of, phase_spans
 from edge.state.events import FamilyScores, HeldOutScored, PhaseStarted, StepFinished
@@ -117,16 +119,12 @@ def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldO
 
 
 def _forgetting_line(entry: Forgetting) -> str:
-    words = [f"{entry.task}: {_percent(entry.during_task_acc)} at the end of its phase"]
+    words = [f"{entry.task}: {percent(entry.during_task_acc)} at the end of its phase"]
     if entry.post_switch_acc is not None:
-        words.append(f"{_percent(entry.post_switch_acc)} after the switch")
+        words.append(f"{percent(entry.post_switch_acc)} after the switch")
     if entry.forgetting_rate is not None:
-        words.append(f"forgetting rate {_percent(entry.forgetting_rate)}")
+        words.append(f"forgetting rate {percent(entry.forgetting_rate)}")
     return ", ".join(words)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _range_of_items(results: Sequence[HeldOutScored]) -> str:
@@ -194,9 +192,8 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
     axes[-1].set_xlabel("learning step")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title, fontsize=12)
-    unfinished = path.with_name(f".{path.name}.part")
-    figure.savefig(unfinished, format="png")
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png")
     return path
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied, TaskFileError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
-from edge.evaluation.judged import Candidate
+from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
 from edge.state.feedback import FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder

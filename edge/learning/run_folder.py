@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
@@ -15,7 +14,8 @@ from edge.config.loader import dotted, leaves, resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.events import Event, JsonLinesSink
-from edge.core.names import shown
+from edge.core.files import drop_cut_line, write_atomically
+from edge.core.formatting import shown
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import mean
 from edge.learning.figures import what_is_missing, write_figures
@@ -96,7 +96,9 @@ class RunFolder:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(folder / "config.yaml", config_yaml)
+            write_atomically(folder / "config.yaml", config_yaml)
+            for name in ("events.jsonl", "evals.jsonl"):
+                drop_cut_line(folder / name, b"{")
             self._held_out = _read_held_out(folder / "evals.jsonl")
             self._stream = (folder / "events.jsonl").open("a", encoding="utf-8")
         except OSError as error:
@@ -131,7 +133,7 @@ class RunFolder:
             shutil.copytree(adapter.folder, self.folder / "adapter", dirs_exist_ok=True)
             summary["adapter"] = "adapter"
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        write_atomically(self.folder / "summary.json", text + "\n")
         return summary
 
     def close(self) -> None:
@@ -175,13 +177,6 @@ def _another_state(folder: Path, then: AgentConfig, now: AgentConfig) -> str:
     before, after = Path(then.state_folder).expanduser().resolve(), Path(now.state_folder).expanduser().resolve()
     moved_along = after == (folder / "state").resolve() and after.exists()
     return "" if before == after or moved_along else f"state_folder {then.state_folder} -> {now.state_folder}"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """The new text or the old one, whenever the machine stops."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: Sequence[HeldOutScored] = ()) -> dict[str, Any]:
@@ -284,14 +279,10 @@ def _weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
 
 
 def _read_held_out(path: Path) -> list[HeldOutScored]:
-    """What the file holds; a last line that a kill cut off is removed from it. Raises StateError with the line of other damage."""
+    """What the file holds. Raises StateError with the line of what is damaged."""
     if not path.exists():
         return []
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    lines = content[:whole].decode("utf-8", errors="replace").splitlines()
+    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
     return [_held_out_from(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.gguf_header import GgufHeader, read_header
-from edge.core.gguf_shape import check_shape
-from edge.core.names import shown
+from edge.core.formatting import shown
+from edge.core.gguf_header import GgufHeader, check_shape, read_header
 from edge.models.hub import choose_gguf
 from edge.models.new_file import new_file
 from edge.models.spec import parameter_count

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from edge.core.errors import ModelFileError
-from edge.core.gguf_header import GgufHeader
-from edge.core.gguf_shape import check_shape
+from edge.core.gguf_header import GgufHeader, check_shape
 from edge.models.spec import ARCHITECTURES, Architecture, DecoderSpec, parameter_shapes, stored_name
 
 ROPE_FACTORS = "rope_freqs.weight"

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError
-from edge.core.gguf_shape import MOST_CONTEXT, MOST_HEAD_WIDTH, MOST_HEADS, MOST_VOCABULARY, MOST_WIDTH
+from edge.core.files import open_regular
+from edge.core.formatting import shown
+from edge.core.gguf_header import MOST_CONTEXT, MOST_HEAD_WIDTH, MOST_HEADS, MOST_VOCABULARY, MOST_WIDTH
 from edge.core.limits import MOST_LAYERS
-from edge.core.names import shown
-from edge.core.regular import open_regular
 from edge.models.spec import ARCHITECTURES, Architecture, DecoderSpec
 
 _SENSELESS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.gguf_header import GgufHeader, read_header
-from edge.core.gguf_shape import check_shape
+from edge.core.gguf_header import GgufHeader, check_shape, read_header
 from edge.models.new_file import check_free, new_file
 
 Progress = Callable[[int, int, str], None]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError
-from edge.core.names import shown
-from edge.core.regular import open_regular
+from edge.core.files import open_regular
+from edge.core.formatting import shown
 from edge.models.hf_config import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

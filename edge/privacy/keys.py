@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from edge.core.secret_forms import SECRET_FORMS
-from edge.privacy.found import Found
+from edge.privacy.findings import Found
 
 _VENDORS = tuple(
     re.compile(form)
@@ -29,6 +29,10 @@ _VENDORS = tuple(
         r"\bAIza[A-Za-z0-9_-]{30,}",
         r"\bya29\.[A-Za-z0-9_-]{20,}",
         r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+        r"\b(?:AC|SK)[0-9a-f]{32}\b",
+        r"\b[0-9a-f]{32}-us[0-9]{1,2}\b",
+        r"\b[MNO][A-Za-z0-9_-]{23,25}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,38}(?![A-Za-z0-9_-])",
+        r"(?<=AccountKey=)[A-Za-z0-9+/]{40,90}={0,2}",
     )
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?=[^\s\"']*[\d/+_=-])([A-Za-z0-9._~+/=-]{12,})")

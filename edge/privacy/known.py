@@ -1,4 +1,4 @@
-"""What was found once and stands in a text again. Knows word boundaries and groupings of digits; knows nothing of how it was found.
+"""What was found once and stands in a text again.
 
 All known things are looked for together, by a tree of their pieces, so that the work is in proportion to the text however many they are.
 """
@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from edge.privacy.found import Found, Kind
-from edge.privacy.views import lower
+from edge.privacy.findings import Found, Kind, lower
 
 _SHORTEST, _LONGEST_WORD = 6, 256
 """What is longer, such as a private key, has a form of its own that tells it anywhere; it could repeat itself, and each place would be

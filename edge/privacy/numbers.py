@@ -1,5 +1,4 @@
-"""Numbers that belong to somebody: cards, bank accounts and telephones. Knows check digits and national plans; knows nothing of arithmetic
-except how to leave it alone.
+"""Numbers that belong to somebody: cards, bank accounts and telephones.
 
 A number without a plus sign is a telephone's only where it is written as one, with brackets or single separators, or stands behind a word
 such as `phone`; between operators, behind a currency or in a longer row of numbers it is a quantity. Ten digits in one are a telephone's
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edge.privacy.found import Found
+from edge.privacy.findings import Found
 
 _CARD = re.compile(
     r"(?<![\w.,])(?:\d{13,19}|\d{4}(?:(?:[ \n.-]| {2,3})\d{4}){3}(?:[ \n-]\d{1,3})?|3[47]\d{2}[ \n-]\d{6}[ \n-]\d{5})(?![\w]|[.,]\d)"

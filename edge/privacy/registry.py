@@ -1,4 +1,4 @@
-"""The privacy registry: what may leave the device in which form. The one place that knows what is private; knows nothing of calls or wires.
+"""The privacy registry: what may leave the device in which form. The one place that knows what is private.
 
 A conversation is redacted as a whole and restored with what its redaction remembers. The leak test looks at what is about to leave, by
 itself: nothing that was replaced may be left in it, and nothing that would have been.
@@ -10,16 +10,56 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from edge.privacy.finder import Finder
-from edge.privacy.found import KINDS, Found, Kind, resolved
-from edge.privacy.json_text import changed_json, strings_in
+from edge.privacy.addresses import emails, ips, paths
+from edge.privacy.findings import KINDS, Found, Kind, View, resolved, views_of
+from edge.privacy.keys import encoded_texts, secrets_in
 from edge.privacy.known import Known, KnownWords
-from edge.privacy.never_send import NeverSend
-from edge.privacy.placeholders import LINK_CHARS, Placeholders, Restoring, restored, spans_of_names
+from edge.privacy.numbers import cards, ibans, phones
+from edge.privacy.placeholders import LINK_CHARS, Placeholders, Restoring, changed_json, restored, spans_of_names, strings_in
+from edge.privacy.rules import NeverSend, Terms
+
+Detector = Callable[[str], Iterable[Found]]
+
+
+class Finder:
+    """Looks for the kinds that are wanted. Terms are looked for wherever there are some."""
+
+    def __init__(self, kinds: Collection[Kind] = KINDS, terms: Sequence[str] = (), region: str | None = None) -> None:
+        """`region`: the two letters of the country whose telephone numbers are known without a prefix. Raises ValueError for a bad term."""
+        detectors: dict[Kind, Detector] = {
+            "term": Terms(terms).found,
+            "secret": secrets_in,
+            "email": emails,
+            "card": cards,
+            "iban": ibans,
+            "phone": lambda text: phones(text, region),
+            "ip": ips,
+            "path": paths,
+        }
+        self._detectors = [detector for kind, detector in detectors.items() if kind in kinds or (kind == "term" and terms)]
+        self._reads_base64 = "secret" in kinds
+
+    def find(self, text: str) -> list[Found]:
+        """What is private, without overlaps, in the order of the text."""
+        found = [one for view in views_of(text) for one in self._in_view(view)]
+        if self._reads_base64:
+            found += [
+                Found(start, end, "secret", text[start:end])
+                for start, end, plain in encoded_texts(text)
+                if any(list(detector(plain)) for detector in self._detectors)
+            ]
+        return resolved(found)
+
+    def _in_view(self, view: View) -> Iterator[Found]:
+        for detector in self._detectors:
+            for one in detector(view.text):
+                start, end = view.span(one.start, one.end)
+                yield Found(start, end, one.kind, one.value)
+
 
 _PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")

@@ -1,7 +1,4 @@
-"""A router classifier from labelled examples, with its threshold set and its quality measured on examples it was not fitted to.
-
-Knows features, failures and rates; knows nothing of models or of where examples come from.
-"""
+"""A router classifier from labelled examples, with its threshold set and its quality measured on examples it was not fitted to."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold.
-
-Knows logistic regression, its ONNX form and its threshold; knows nothing of where the labelled responses come from. The file holds the
+"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold. The file holds the
 standardisation of the features, the weights, the threshold and the version of the features.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.providers import ProviderChoice, choose_providers
+from edge.core.files import write_atomically
+from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.types import LocalResponse, TaskItem
-from edge.routing.features import FEATURES, VERSION, features
+
+HASHED_WORDS = 64
+NUMBERS = ("help_log_odds", "decision_reached", "mean_logprob", "least_logprob", "log_response_tokens", "log_question_characters")
+FEATURES = len(NUMBERS) + HASHED_WORDS
+VERSION = "1"
+"""Changes with the meaning of any feature; a classifier made for another version is refused."""
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+
+
+def features(item: TaskItem, response: LocalResponse) -> list[float]:
+    """NUMBERS in their order, then the share of the question's words in each of HASHED_WORDS bins (a number is one word)."""
+    logprobs = response.logprobs or (0.0,)
+    odds = response.help_log_odds
+    numbers = [
+        0.0 if odds is None else max(-20.0, min(20.0, odds)),
+        float(odds is not None),
+        math.fsum(logprobs) / len(logprobs),
+        max(-20.0, min(logprobs)),
+        math.log1p(len(response.token_ids)),
+        math.log1p(len(item.question)),
+    ]
+    return numbers + _hashed(item.question)
+
+
+def _hashed(question: str) -> list[float]:
+    words = ["0" if word.isdigit() else word.casefold() for word in _WORD.findall(question)]
+    bins = [0.0] * HASHED_WORDS
+    for word in words:
+        bins[blake2b(word.encode(), digest_size=2).digest()[0] % HASHED_WORDS] += 1.0 / len(words)
+    return bins
+
 
 Doubles = NDArray[np.float64]
 _NEWTON_STEPS = 25
@@ -89,9 +121,7 @@ def export(model: Logistic, threshold: float, out: Path) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     helper.set_model_props(proto, {"threshold": repr(threshold), "features": VERSION})
     onnx.checker.check_model(proto)
-    partial = out.with_name(f".{out.name}.tmp")
-    partial.write_bytes(proto.SerializeToString())
-    partial.replace(out)
+    write_atomically(out, proto.SerializeToString())
 
 
 class ThresholdRouter:

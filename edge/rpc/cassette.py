@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ConfigError
+from edge.core.files import drop_cut_line
 from edge.core.types import Message, TokenUsage
 
 _LINE_START = b'{"request": "'
@@ -81,20 +82,11 @@ def open_for_recording(path: Path) -> dict[str, RecordedAnswer]:
     A last line that a killed writer left unfinished is removed. Raises ConfigError when the file is no cassette or cannot be written.
     """
     try:
-        with path.open("a+b") as stream:
-            stream.seek(0)
-            content = stream.read()
-            whole = content.rfind(b"\n") + 1
-            if _is_cut_line(content[whole:]):
-                stream.truncate(whole)
+        path.open("ab").close()
+        drop_cut_line(path, _LINE_START)
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
     return read_cassette(path)
-
-
-def _is_cut_line(tail: bytes) -> bool:
-    """Whether this is the beginning of a line that `append_answer` wrote, and not of some other file."""
-    return bool(tail) and (tail.startswith(_LINE_START) or _LINE_START.startswith(tail))
 
 
 def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]:

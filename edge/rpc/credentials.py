@@ -16,6 +16,7 @@ import grpc
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, Unauthenticated
+from edge.core.files import write_atomically
 
 _NEVER_MODE = 0o037
 MAX_TOKEN_BYTES = 8192
@@ -85,14 +86,8 @@ class TokenFile:
 
     def put(self, token: str) -> None:
         """Replace the file whole. Raises ConfigError when it cannot be written."""
-        fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            fresh.unlink(missing_ok=True)
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as stream:
-                stream.write(f"{token}\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            fresh.replace(self._path)
+            write_atomically(self._path, f"{token}\n", mode=0o600)
         except OSError as error:
             raise ConfigError(f"cannot write the token file {self._path}: {error.strerror}") from error
 

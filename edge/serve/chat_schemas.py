@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
-from edge.core.names import TASK_LABEL_FORM, is_task_label
+from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.core.types import BeyondText, Message, Role, ScoredToken
 from edge.serve.errors import RequestProblem, invalid_value
 from edge.serve.ports import MODELS, AnswerNote, Mode, Question, Standing

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from edge.core.types import ScoredToken
-from edge.inference.stopping import longest_partial
+from edge.inference.stopping import StopSearch, longest_partial
 from edge.serve.ports import AnswerNote, AnswerPiece
 
 _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "</answer>": "content"}
@@ -78,33 +78,6 @@ class ReasoningSplitter:
             out.append(ChannelText(self._channel, text, self.decided - len(text)))
 
 
-class StopCutter:
-    """Cuts text before the first stop string, which may arrive in pieces."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-        self.stopped = False
-
-    def feed(self, text: str) -> str:
-        """Text that is certainly before any stop string; "" for ever after one was met."""
-        if self.stopped or not self._stops:
-            return "" if self.stopped else text
-        self._held += text
-        found = [position for position in (self._held.find(stop) for stop in self._stops) if position >= 0]
-        if found:
-            self.stopped = True
-            return self._held[: min(found)]
-        keep = longest_partial(self._held, self._stops)
-        decided, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return decided
-
-    def finish(self) -> str:
-        """What was held back, when no stop string came."""
-        rest, self._held = ("" if self.stopped else self._held), ""
-        return rest
-
-
 class ContentTokens:
     """Lets tokens go with the content that they are part of; those of reasoning and tags are dropped."""
 
@@ -146,12 +119,13 @@ class ContentTokens:
 
 
 class AnswerReader:
-    """Both in one: text by channel, the content cut at the first stop string."""
+    """Text by channel, the content cut at the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._splitter = ReasoningSplitter()
-        self._cutter = StopCutter(stops)
+        self._search = StopSearch(stops)
         self._tokens = ContentTokens()
+        self._content = ""
         self._shown = 0
 
     def feed(self, text: str, tokens: Sequence[ScoredToken] = ()) -> list[ChannelText]:
@@ -162,20 +136,22 @@ class AnswerReader:
     def finish(self) -> list[ChannelText]:
         """What was held back."""
         rest = self._cut(self._splitter.finish())
-        held = self._cutter.finish()
-        return [*rest, self._content(held)] if held else rest
+        held = self._settled(last=True)
+        return [*rest, held] if held.text else rest
 
     def _cut(self, parts: list[ChannelText]) -> list[ChannelText]:
         for part in parts:
             if part.channel == "content":
                 self._tokens.reveal(part.start, part.text)
-        cut = [self._content(self._cutter.feed(part.text)) if part.channel == "content" else part for part in parts]
+        cut = [self._settled(part.text) if part.channel == "content" else part for part in parts]
         return [part for part in cut if part.text]
 
-    def _content(self, text: str) -> ChannelText:
-        """Content that is shown now, with its tokens."""
-        self._shown += len(text)
-        return ChannelText("content", text, tokens=self._tokens.until(self._splitter.decided, self._shown))
+    def _settled(self, text: str = "", *, last: bool = False) -> ChannelText:
+        """Content that is shown now, with its tokens: nothing of a stop string, nor of what may become one."""
+        self._content += text
+        begin, self._shown = self._shown, max(self._shown, self._search.settled(self._content, last))
+        tokens = self._tokens.until(self._splitter.decided, self._shown)
+        return ChannelText("content", self._content[begin : self._shown], tokens=tokens)
 
 
 async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = ()) -> Reading:

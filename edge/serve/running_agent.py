@@ -17,7 +17,7 @@ from edge.core.errors import CoordinatorError
 from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback, Verdict
-from edge.state.usage import Used
+from edge.state.reader import Used
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from edge.core.names import TASK_LABEL_FORM, is_task_label
+from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.core.types import SamplingWishes
 
 MAX_TOKENS = 32_768

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 
 from edge.core.errors import ConfigError, EdgeError
+from edge.core.files import write_atomically
 
 _LEAST_CHARS = 16
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
@@ -33,14 +33,10 @@ def read_token(path: Path) -> str:
 
 def make_token(path: Path) -> str:
     """A new random token, kept in the file for this user alone; one that was there is replaced. Raises EdgeError."""
-    token, temporary = secrets.token_urlsafe(32), path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    token = secrets.token_urlsafe(32)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(f"{token}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, f"{token}\n", mode=0o600)
     except OSError as error:
         raise EdgeError(f"cannot write a token to {path} ({error.strerror or error})") from error
     return token

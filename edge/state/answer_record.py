@@ -1,4 +1,4 @@
-"""What a person asks and what is kept of the answer. Knows plain values; knows nothing of engines, clouds or files."""
+"""What a person asks and what is kept of the answer."""
 
 from __future__ import annotations
 

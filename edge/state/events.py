@@ -1,8 +1,7 @@
-"""The typed events of an agent, for the terminal, the web page, the run folder and plots.
+"""What an agent reports: typed events for the terminal, the web page, the run folder and plots.
 
-Rates and accuracies are shares in [0, 1]; None where there was nothing to
-count. The four numbers that must never be mixed up have their own fields: `assist_rate` (per response), `cloud_calls` (billed),
-`cloud_tokens`, `spend_uusd` (micro-USD).
+Rates and accuracies are shares in [0, 1]; None where there was nothing to count. The four numbers that must never be mixed up
+have their own fields: `assist_rate` (per response), `cloud_calls` (billed), `cloud_tokens`, `spend_uusd` (micro-USD).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people thought of answers. Knows verdicts, corrections and their table; knows nothing of learning or HTTP.
+"""What people thought of answers.
 
 One verdict an answer, the last one counts: the one written last, whatever the clock said. What `give` returns is on disk. The table lies
 in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.

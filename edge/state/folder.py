@@ -1,4 +1,4 @@
-"""The state folder. Knows how to keep what must survive a crash; knows nothing of models, gRPC or how steps are made.
+"""The state folder: writing what must survive a crash.
 
 One folder, one process (a lock file), one SQLite file in WAL mode with `synchronous=FULL`: what a method has written is there after a
 kill or a power cut. A learning step is committed in one transaction: its row, the position in the phases, the data cursor, the terms

@@ -1,4 +1,4 @@
-"""The tables of a state folder, and how an older folder's become today's. Knows every table's columns; knows nothing of what is in them."""
+"""The tables of a state folder, and how an older folder's become today's."""
 
 from __future__ import annotations
 

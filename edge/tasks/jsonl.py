@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge.core.errors import TaskFileError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.tasks.record import Record, parsed_json

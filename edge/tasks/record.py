@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.core.errors import TaskFileError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource

@@ -1,4 +1,4 @@
-"""Crash-safe files and folders, and the learner's state on disk.
+"""The learner's state on disk, and the folder that an adapter is exported into.
 
 A state file is one safetensors file: tensors by name, and in its header one JSON object with the scalars. One file renamed into
 place is never half old and half new. Nothing here is ever pickled.
@@ -7,8 +7,6 @@ place is never half old and half new. Nothing here is ever pickled.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edge.core.errors import StateError
+from edge.core.files import replacing, replacing_folder
 from edge.core.limits import MOST_STEPS
 
 FORMAT = 1
@@ -29,34 +28,21 @@ _OLDER = "go back to an older checkpoint"
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, that becomes `target` when the block ends well: every file is on disk before the rename.
+    """A folder to fill, that becomes `target` when the block ends well (`replacing_folder`).
 
-    When the block raises, or the process dies, `target` does not exist. Raises StateError when it exists already.
+    Raises StateError when `target` exists already.
     """
     if target.exists():
         raise StateError(f"{target.name} exists already", hint="export into a folder that does not exist yet")
-    draft = target.with_name(f".{target.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
+    with replacing_folder(target) as draft:
         yield draft
-        for file in draft.iterdir():
-            _sync(file)
-        _sync(draft)
-        draft.rename(target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
     """Replace the state file atomically. `scalars` must be plain JSON without NaN."""
     header = json.dumps({"format": FORMAT, **scalars}, sort_keys=True, allow_nan=False)
-    draft = path.with_name(f".{path.name}.draft")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={_HEADER: header})
-    _sync(draft)
-    draft.replace(path)
-    _sync(path.parent)
+    with replacing(path) as draft:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={_HEADER: header})
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -85,11 +71,3 @@ def _check_content(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[s
 
 def _is_usable(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and bool(torch.isfinite(tensor).all())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from edge.core.errors import UsageError
-from edge.core.processor import cpu_flags
+from edge.core.machine import cpu_flags
 from edge.training.settings import Precision
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "mps"]

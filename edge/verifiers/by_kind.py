@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edge.core.errors import UsageError
 from edge.core.plugins import load
 from edge.core.types import AnswerKind, TaskItem
-from edge.verifiers.feedback import FeedbackAnswer, RatingBook
 from edge.verifiers.own_answer import OwnAnswer, OwnKey
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
 from edge.verifiers.sandbox.choice import best_sandbox
@@ -19,21 +16,16 @@ class VerifierByKind:
 
     def __init__(
         self,
-        verifiers: Mapping[AnswerKind, Verifier] | None = None,
         *,
         math: Verifier | None = None,
         programs: Verifier | None = None,
-        ratings: RatingBook | None = None,
     ) -> None:
-        """`verifiers` replaces the built-in ones; `math` and `programs` only that one (programs: by default in the best
-        sandbox of this machine, looked for when the first program comes). Feedback is judged where there are `ratings`."""
-        builtin: dict[AnswerKind, Verifier] = {kind: load(kind.verifier)() for kind in AnswerKind if kind.verifier}
-        builtin[AnswerKind.MATH] = math or builtin[AnswerKind.MATH]
-        builtin[AnswerKind.PROGRAM] = programs or ProgramVerifier(ProgramJudge(best_sandbox))
-        if ratings is not None:
-            builtin[AnswerKind.FEEDBACK] = FeedbackAnswer(ratings)
-        self._own = OwnAnswer(builtin[AnswerKind.MATH], builtin[AnswerKind.CHOICE])
-        self._verifiers = builtin if verifiers is None else dict(verifiers)
+        """`math` and `programs` replace the built-in ones (programs: by default in the best sandbox of this machine, looked for when the
+        first program comes)."""
+        self._verifiers: dict[AnswerKind, Verifier] = {kind: load(kind.verifier)() for kind in AnswerKind if kind.verifier}
+        self._verifiers[AnswerKind.MATH] = math or self._verifiers[AnswerKind.MATH]
+        self._verifiers[AnswerKind.PROGRAM] = programs or ProgramVerifier(ProgramJudge(best_sandbox))
+        self._own = OwnAnswer(self._verifiers[AnswerKind.MATH], self._verifiers[AnswerKind.CHOICE])
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's final answer is right. Raises UsageError for a kind that no verifier judges."""

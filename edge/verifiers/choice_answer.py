@@ -13,7 +13,7 @@ from edge.dagrpo.answers import last_boxed
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.DOTALL)
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
-_INDEX = re.compile(r"\(?\s*(\d{1,2})\s*[).:]*")
+_INDEX = re.compile(r"\(?\s*([0-9]{1,2})\s*[).:]*")
 _LETTER_AND_TEXT = re.compile(r"\(?\s*([A-Za-z])\s*[).:]+\s*(\S.*)", re.DOTALL)
 
 

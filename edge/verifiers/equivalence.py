@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are equivalent. Knows the comparing process and its limits; knows nothing of items or rewards.
+"""Whether two mathematical answers are equivalent.
 
 math-verify guards itself with signals, which work on the main thread only and do not reach a long computation in C. So it runs in a
 process of its own (equivalence_worker.py), limited in CPU time and memory by the kernel: whatever a model boxes, the caller gets an
@@ -33,11 +33,11 @@ _LONGEST = 500
 _REMEMBERED = 4096
 _LOOK_S = 0.5
 _GRACE_LOOKS = 4  # looks behind the CPU limit after which the process is killed
-_THOUSANDS = re.compile(r"\{,\}|(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"\{,\}|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _SEVERAL = re.compile(r"[,;&\n]|\\\\|\\(?:begin|quad|qquad|land|lor|not)\b|\b(?:and|or)\b")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _PERCENT = re.compile(r"\\?%")
-_WHOLE_NUMBER = re.compile(r"[+-]?\d{1,100}")
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 
 
 def equivalence_available() -> bool:

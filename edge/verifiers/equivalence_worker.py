@@ -1,4 +1,4 @@
-"""The process that compares mathematical answers. Knows math-verify and its own limits; knows nothing of items or rewards.
+"""The process that compares mathematical answers.
 
 Run by its path with CPU seconds and memory bytes as arguments. Says "ready", then reads one JSON line [reference, answer] at a time and
 replies "1" or "0". What runs out of CPU time is killed by the kernel: an interpreter that is computing 9^(9^9) in C hears no signal

@@ -13,7 +13,7 @@ from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_boxed
 from edge.verifiers.equivalence import Equivalence, equivalence_available
 
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Judges answers to a person's own questions by what the person said of earlier ones. Knows the forms in which answers can be compared;
-knows nothing of where verdicts come from.
+"""Judges answers to a person's own questions by the person's feedback on earlier ones.
 
 An item of kind `feedback` carries its key in `answer`, as JSON: the form in which answers are compared, those known to be right and those
 known to be wrong. `closed`: another short answer is wrong too, unless a right one stands among its words. Of an open question (a letter, an
@@ -16,7 +15,6 @@ from typing import Literal
 
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import shown_answer
-from edge.verifiers.feedback import FeedbackAnswer, Rating, Ratings, Thumb, response_digest
 from edge.verifiers.verifier import Verifier
 
 Form = Literal["math", "choice", "text"]
@@ -70,7 +68,7 @@ class OwnAnswer:
         key, final = OwnKey.from_json(item.answer), final_answer(response)
         if key is None:
             return None
-        known = self._by_words(item, key, final) if key.form == "text" else self._by_form(item, key, final)
+        known = self._by_words(key, final) if key.form == "text" else self._by_form(item, key, final)
         if known is not None:
             return known
         return False if key.right and key.closed and not _may_say(final, key) else None
@@ -83,13 +81,12 @@ class OwnAnswer:
                     return verdict
         return None
 
-    def _by_words(self, item: TaskItem, key: OwnKey, final: str) -> bool | None:
-        ratings = Ratings()
-        for answers, thumb in ((key.wrong, Thumb.DOWN), (key.right, Thumb.UP)):
-            for answer in answers:
-                ratings.rate(Rating(item.id, thumb, response_digest(plain_words(answer))))
-        words, judge = plain_words(final), FeedbackAnswer(ratings)
-        return judge.is_correct(item, words) if judge.is_rated(item, words) else None
+    def _by_words(self, key: OwnKey, final: str) -> bool | None:
+        words = plain_words(final)
+        for answers, verdict in ((key.right, True), (key.wrong, False)):
+            if words in map(plain_words, answers):
+                return verdict
+        return None
 
 
 def final_answer(response: str) -> str:

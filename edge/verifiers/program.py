@@ -1,4 +1,4 @@
-"""Judges programs written by a model: all tests pass. Knows the forms of tests; knows nothing of how isolation is done.
+"""Judges programs written by a model: all tests pass.
 
 Tests come in two forms (`TaskItem.answer`):
 
@@ -40,6 +40,7 @@ _REMEMBERED = 4096
 _CLOSE = 1e-6
 _DEEPEST = 90  # of JSON tests; within what the wire carries
 _BOM = "\ufeff"
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([\w\s,]*\)|[\w \t,]+)", re.MULTILINE)
 
 
@@ -191,12 +192,9 @@ def _lines(text: str) -> list[str]:
 def _same_word(found: str, expected: str) -> bool:
     if found == expected:
         return True
-    if "." not in expected or len(found) > 400:
+    if "." not in expected or len(found) > 400 or not (_NUMBER.fullmatch(found) and _NUMBER.fullmatch(expected)):
         return False
-    try:
-        mine, theirs = float(found), float(expected)
-    except ValueError:
-        return False
+    mine, theirs = float(found), float(expected)
     return math.isfinite(mine) and math.isclose(mine, theirs, rel_tol=_CLOSE, abs_tol=_CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""The role of a verifier. Knows how to tell a right answer from a wrong one; knows nothing of formats, rewards or costs."""
+"""The role of a verifier: whether an answer is right."""
 
 from __future__ import annotations
 

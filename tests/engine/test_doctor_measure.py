@@ -14,15 +14,14 @@ from edge.app import installed, model_file, open_backend
 from edge.cli import doctor, main, measure
 from edge.cli.doctor import llama_fault, trial_command
 from edge.cli.settings import Settings
+from edge.config.device_profile import MEASURED, Pick, pick_profile
 from edge.config.loader import resolve
-from edge.config.picking import MEASURED, Pick, pick_profile
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, UsageError
 from edge.core.install import install_extra
-from edge.core.machine_facts import machine_facts
-from edge.core.processor import nvidia_driver
+from edge.core.machine import machine_facts, nvidia_driver
 from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend
 from edge.sizing import most_rows
@@ -262,7 +261,7 @@ def test_the_doctor_says_when_a_graphics_processor_lies_idle(
     monkeypatch: pytest.MonkeyPatch, offloads: bool, driver: bool, state: str, hint: str
 ) -> None:
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: offloads)
-    monkeypatch.setattr("edge.core.processor.nvidia_driver", lambda: driver)
+    monkeypatch.setattr("edge.core.machine.nvidia_driver", lambda: driver)
     finding = doctor.check_graphics()
     assert finding.state == state
     assert hint in finding.hint

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.providers import CPU, choose_providers
+from edge.core.onnx_providers import CPU, choose_providers
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
-from edge.routing.classifier import Logistic, ThresholdRouter, export, fit, threshold_for
-from edge.routing.features import FEATURES, features
+from edge.routing.classifier import FEATURES, Logistic, ThresholdRouter, export, features, fit, threshold_for
 
 
 def item(question: str) -> TaskItem:

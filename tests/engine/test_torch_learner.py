@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge.core.errors import AdapterError, EdgeError, StateError
-from edge.core.processor import cpu_flags
+from edge.core.machine import cpu_flags
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker, Priority
 from edge.training import lora

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge.dagrpo.answers import answer_part, last_boxed, last_python_block, shown_answer
 from edge.dagrpo.composition import compose, local_part
-from edge.dagrpo.format import check_format
+from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE
 
 
@@ -104,6 +104,24 @@ def test_structures_that_break_the_format(text: str) -> None:
     assert not verdict.ok and not verdict.asks_help and verdict.reason
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "0" * 5000 + "2", "١", "１", "²", ""])
+def test_a_first_step_with_any_other_number_is_a_format_violation(number: str) -> None:
+    verdict = check_format(f"<think>\nStep {number}: a\n</think>\n<answer>1</answer>", 4)
+    assert not verdict.ok and verdict.reason
+
+
+def test_a_step_number_may_have_leading_zeros_and_only_ascii_digits_count() -> None:
+    verdict = check_format("<think>\nStep 01: a\nStep ٢: still the first\nStep 002: b\n</think>\n<answer>1</answer>", 2)
+    assert verdict.ok and verdict.steps == 2
+
+
+@pytest.mark.parametrize("phrase", ["I need external aſſistance.", "İ need external assistance.", "ı need external assistance."])
+def test_letters_of_other_scripts_do_not_ask_for_help(phrase: str) -> None:
+    assert help_trigger_span(thinking(1) + phrase) is None
+    assert not check_format(thinking(1) + f"<answer>{phrase}</answer>", 4).asks_help
+    assert check_format(thinking(1) + phrase.translate({0x17F: "s", 0x130: "I", 0x131: "I"}).upper(), 4).asks_help
+
+
 def test_a_step_may_span_several_lines() -> None:
     verdict = check_format("<think>\nStep 1: a\n  continued\nStep 2: b\n</think><answer>1</answer>", 2)
     assert verdict.ok and verdict.steps == 2
@@ -158,6 +176,19 @@ def test_the_composed_responses_last_box_is_the_clouds() -> None:
         ("no box", None),
         ("", None),
         ("\\boxed", None),
+        (r"\boxed{3}. Always box with \boxed", "3"),
+        (r"`\boxed{3}`, as I was told to use `\boxed`.", "3"),
+        (r"\boxed{3}. Put it in \boxed and stop", "3"),
+        (r"Put it in \boxed and stop", None),
+        (r"Put it in \boxed.", None),
+        ("Put it in \\boxed .", None),
+        (r"It's \boxed (or so)", None),
+        (r"\boxed \boxed", None),
+        (r"\boxed -3", "-3"),
+        (r"\boxed x", "x"),
+        (r"\boxed x+1,", "x+1"),
+        (r"\boxed -\pi", r"-\pi"),
+        (r"\boxed $7$", None),
     ],
 )
 def test_the_last_box_is_found_with_balanced_braces(text: str, expected: str | None) -> None:

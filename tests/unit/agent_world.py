@@ -23,7 +23,7 @@ from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
 from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder

@@ -13,9 +13,9 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.core.types import Message, Sampling, TaskItem
 from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
-from edge.evaluation.judged import Candidate
+from edge.evaluation.judging import Candidate
 from edge.evaluation.scores import Scores, score
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict

@@ -17,9 +17,8 @@ from edge.core.errors import ConfigError, StateError
 from edge.core.types import Message, TokenUsage
 from edge.evaluation.cloud import NOT_RECORDED, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import bill_of
-from edge.evaluation.journal import Journal
-from edge.evaluation.judged import WRONG, Bill, Judged, Verdict
-from edge.evaluation.judging import RolloutSettings
+from edge.evaluation.judging import WRONG, Bill, Judged, RolloutSettings, Verdict
+from edge.evaluation.plan import Journal
 from edge.rpc.cassette import RecordedAnswer, append_answer
 from edge.rpc.client import CloudCall, CloudCompletion
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from edge.core.errors import EdgeError
 from edge.core.types import AnswerKind
 from edge.dagrpo.metrics import effective_trials, wilson_interval, wilson_interval_of_share
-from edge.evaluation.curve import cost_quality, threshold_curve
-from edge.evaluation.judged import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
-from edge.evaluation.report import Measured, build_report
-from edge.evaluation.scores import score
+from edge.evaluation.cost_quality import cost_quality, threshold_curve
+from edge.evaluation.judging import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
+from edge.evaluation.scores import Measured, build_report, score
 from tests.unit.agent_world import item
 
 RIGHT = Verdict(True)

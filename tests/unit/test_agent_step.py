@@ -26,7 +26,7 @@ from edge.evaluation.judging import call_key
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
 from edge.learning.summary import CloudUse, cloud_use
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.rpc.fingerprint import fingerprint
 from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished

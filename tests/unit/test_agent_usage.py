@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.state.folder import StateFolder
-from edge.state.usage import Used, used_today
+from edge.state.reader import Used, used_today
 
 NOW = 1_800_000_000.0
 DAY_START = NOW - NOW % 86_400 - 2 * 3600

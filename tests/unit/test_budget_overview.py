@@ -11,7 +11,7 @@ from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
-from edge.state.usage import OfTask, used_by_task
+from edge.state.reader import OfTask, used_by_task
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:

@@ -18,12 +18,12 @@ from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError, UsageError
 from edge.core.events import Event, MemorySink
 from edge.core.types import AnswerKind
-from edge.evaluation.budget import budget_line, cost_line
+from edge.evaluation.cloud import budget_line, cost_line
 from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.judged import Bill, Candidate, Verdict
+from edge.evaluation.judging import Bill, Candidate, Verdict
 from edge.evaluation.plan import EvalPlan, EvalRun
-from edge.evaluation.report import build_report
-from edge.routing.self_offload import SelfOffload
+from edge.evaluation.scores import build_report
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import BudgetSnapshot
 from edge.state.events import Notice
 from edge.state.folder import StateFolder

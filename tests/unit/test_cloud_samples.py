@@ -23,7 +23,7 @@ from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages, outside_advantage
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.sizing import batch_limits
 from edge.state.events import StepFinished

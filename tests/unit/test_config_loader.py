@@ -138,6 +138,7 @@ def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_p
 
 def test_a_set_on_a_missing_list_element_or_without_equals_is_refused(tmp_path: Path) -> None:
     assert problem(tmp_path, "", sets=["phases.3.steps=1"]).startswith("--set phases.3.steps: phases.3 does not exist")
+    assert problem(tmp_path, "", sets=["phases.².steps=1"]).startswith("--set phases.².steps: ")
     assert problem(tmp_path, "", sets=["phases"]).startswith("--set phases: expected key=value")
     assert "; did you mean group_size? `edge-agent config keys learning`" in problem(tmp_path, "", sets=["learning.groupsize=3"])
 

@@ -11,9 +11,8 @@ import yaml
 
 from edge.cli import main
 from edge.config.agent import resolve_agent_config
-from edge.config.reference import WIDTH, keys_of, terms
+from edge.config.reference import FIRST_KEYS, WIDTH, keys_of, starter_text, terms
 from edge.config.schema import AgentConfig
-from edge.config.starter import FIRST_KEYS, starter_text
 from tests.unit.test_config_reference import paths_in
 
 KEYS = {key.path: key for key in keys_of(AgentConfig)}

@@ -8,20 +8,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from edge.console import (
-    Console,
-    LiveConsole,
-    PlainConsole,
-    Progress,
-    dollars,
-    duration,
-    open_console,
-    percent,
-    spark,
-    spoken,
-    what_lines_say,
-)
+from edge.console import Console, LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
 from edge.core.clock import ManualClock
+from edge.core.formatting import dollars, duration, percent
 from edge.state.events import (
     EvalProgress,
     HeldOutScored,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.verify import VerifyReport
-from edge.core.counts import counted
+from edge.core.formatting import counted
 
 
 @pytest.mark.parametrize(("number", "told"), [(0, "0 entries"), (1, "1 entry"), (2, "2 entries")])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.cli.options import since_of
-from edge.core.days import day_began, local_day
+from edge.core.clock import day_began, local_day
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import resolve
-from edge.config.numbers import numbers, source_of
+from edge.config.numbers import numbers
 from edge.config.schema import DeviceConfig, SourceConfig
 from edge.core.errors import ConfigError, UsageError
 from tools.simulate.fleet.formula import EFFICIENCIES, ROWS, SIZES, estimated_speed, fitting_models, speeds_text
@@ -43,6 +43,12 @@ def device(name: str) -> DeviceConfig:
 
 def sources(section: DeviceConfig) -> dict[str, str]:
     return {each.of: each.source for each in section.sources}
+
+
+def source_of(path: str, named: dict[str, str]) -> str | None:
+    """The source of the longest beginning of the path that has one."""
+    fitting = [of for of in named if path == of or path.startswith(f"{of}/")]
+    return named[max(fitting, key=len)] if fitting else None
 
 
 def test_the_kinds_of_devices_and_links_that_scenarios_name_are_there() -> None:
@@ -281,15 +287,6 @@ def test_a_row_that_is_not_whole_cannot_be_simulated(tmp_path: Path) -> None:
 
 
 # -- numbers and their sources ----------------------------------------------------------------------------------------------------
-
-
-def test_the_longest_path_that_fits_tells_the_source() -> None:
-    told = {"speeds": "all", "speeds/a": "one model", "speeds/a/decode/8": "one number", "speeds/ab": "another"}
-    assert source_of("speeds/a/decode/8", told) == "one number"
-    assert source_of("speeds/a/decode/4", told) == "one model"
-    assert source_of("speeds/ab/decode/4", told) == "another"
-    assert source_of("speeds/c/decode/4", told) == "all"
-    assert source_of("cores", told) is None
 
 
 def test_numbers_are_named_by_model_and_rows() -> None:

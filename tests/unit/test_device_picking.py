@@ -12,9 +12,9 @@ from edge.cli import main
 from edge.cli.settings import Settings
 from edge.cli.starting import starting_lines
 from edge.config.agent import agent_config_problems, resolve_agent_config
-from edge.config.picking import KNOWN, MEASURED, Pick, known_device, known_profiles, pick_profile
+from edge.config.device_profile import KNOWN, MEASURED, Pick, known_device, known_profiles, pick_profile
 from edge.config.schema import AgentConfig
-from edge.core.machine_facts import MachineFacts, battery_wh, drawn_w, has_battery, machine_facts
+from edge.core.machine import MachineFacts, battery_wh, drawn_w, has_battery, machine_facts
 
 X86 = frozenset({"avx2", "fma"})
 SERVER = MachineFacts("x86_64", chip="AMD EPYC", flags=X86, cores=2, memory_mib=24105)

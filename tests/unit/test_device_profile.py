@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from edge.cli import main
 from edge.cli.settings import Settings
-from edge.config.profile import check_writable, profile_text, write_profile
+from edge.config.device_profile import check_writable, profile_text, write_profile
 from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig
 from edge.core.errors import UsageError
-from edge.core.processor import cpu_name
+from edge.core.machine import cpu_name
 
 DEVICE = DeviceConfig(
     name="made up, 2 cores",

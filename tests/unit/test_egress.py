@@ -26,7 +26,7 @@ from edge.evaluation.judging import RolloutSettings
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout
 from edge.privacy.registry import Registry
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc import codec
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.core.counts import counted
+from edge.core.formatting import counted
 from tests.unit.experiment_world import made_result, make_results
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand

@@ -11,11 +11,10 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.cloud import RecordingAnswers
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.hint_trial import HintTrial, Pair, Reply, hint_report, trial_rng
-from edge.evaluation.judged import Candidate
-from edge.evaluation.judging import RolloutSettings
+from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer

@@ -17,7 +17,7 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.learning.methods import DaGrpo
 from edge.learning.own_use import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.state.answer_record import AnswerRecord
 from edge.state.feedback import Feedback, FeedbackBook, Verdict
 from edge.state.folder import StateFolder

@@ -30,7 +30,7 @@ from edge.evaluation.plan import EvalPlan, EvalRun
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, drawn_dual
 from edge.learning.run_folder import _write_metrics
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.state.events import StepFinished
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedTerms

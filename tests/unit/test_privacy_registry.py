@@ -10,11 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.dagrpo.prompts import compact_question, user_prompt
-from edge.privacy.finder import Finder
-from edge.privacy.found import KINDS, Found, resolved
-from edge.privacy.json_text import changed_json, strings_in
-from edge.privacy.placeholders import Restoring, restored
-from edge.privacy.registry import Registry
+from edge.privacy.findings import KINDS, Found, resolved
+from edge.privacy.placeholders import Restoring, changed_json, restored, strings_in
+from edge.privacy.registry import Finder, Registry
 from edge.tasks.registry import open_source
 from tools.experiments.privacy import TERMS, corpus, is_told, measure
 
@@ -31,6 +29,10 @@ PRIVATE = [
     ("DE89 3704 0044 0532 0130 00 it is", "iban"),
     ("host 10.1.2.3:80 and fe80::1234:5678", "ip"),
     ("AKIAIOSFODNN7EXAMPLE", "secret"),
+    ("twilio SK" + "0a1b2c3d" * 4 + " it is", "secret"),
+    ("mailchimp " + "0a1b2c3d" * 4 + "-us12", "secret"),
+    ("bot M" + "aB3" * 8 + ".Gh_4kZ." + "x9Y" * 9, "secret"),
+    ("AccountName=a;AccountKey=" + "aB3+" * 21 + "aB==;Suffix=x", "secret"),
     ("run --password hunter2", "secret"),
     ("mysql -u root -phunter2 shop", "secret"),
     ("curl -s -u jo:pw1 https://x.org", "secret"),

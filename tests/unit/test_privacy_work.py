@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from edge.privacy.found import Found
+from edge.privacy.findings import Found
 from edge.privacy.known import Known
 from edge.privacy.registry import Registry
 

@@ -202,6 +202,10 @@ def test_pairs_of_input_and_output_pass_or_fail_with_a_reason(sandbox: Sandbox, 
         ("inf", "0.5", False),
         ("Yes", "YES", False),
         ("1 2 3", "1 2", False),
+        ("1_0.5", "10.5", False),
+        ("١٠.٥", "10.5", False),
+        ("+1.05e1", "10.5", True),
+        ("." + "9" * 350, "1.0", True),
     ],
 )
 def test_outputs_are_compared_by_lines_and_then_by_words(found: str, expected: str, same: bool) -> None:

@@ -18,7 +18,7 @@ from edge.core.types import FinishReason
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.examples import Example, examples_of
 from edge.routing.calibration import area_under_curve, calibrate
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in

@@ -117,6 +117,8 @@ def test_choices_are_named_by_letter_index_or_text(reference: str, response: str
         ("Same", ("same", "Same", "x"), 1),
         ("B", (), 1),
         ("7", (), 7),
+        ("١", ("x", "y"), None),  # only ASCII digits are an index
+        ("1" * 5000, (), None),
     ],
 )
 def test_ambiguity_is_resolved_strictly(answer: str, options: tuple[str, ...], index: int | None) -> None:

@@ -17,7 +17,7 @@ from edge.core.events import MemorySink
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import StepReporter
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer

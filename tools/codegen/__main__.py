@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from edge.core.counts import counted
 from edge.core.errors import EdgeError
+from edge.core.formatting import counted
 from tools.codegen import drift, regenerate
 
 

@@ -18,9 +18,8 @@ from typing import Any
 from edge.app.engines import require_onnx
 from edge.cli.stopping import stop_on_signals
 from edge.core.clock import SystemClock
-from edge.core.counts import counted
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import counted, shown
 from tools.experiments.cells import Cell, Grid, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen, write_chosen
 from tools.experiments.compute import Pace

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import fcntl
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +23,11 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
+from edge.core.files import write_atomically
 from edge.core.types import LocalResponse, TaskItem
 from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
-from edge.evaluation.judged import Judged
-from edge.evaluation.judging import RolloutSettings, call_key, cloud_messages
+from edge.evaluation.judging import Judged, RolloutSettings, call_key, cloud_messages
 from edge.learning.components import with_prompt_form
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import open_for_recording
@@ -186,9 +185,7 @@ def write_whole(path: Path, text: str) -> None:
     path = path.resolve()  # behind a link lies what is meant
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, text)
 
 
 def _bits(values: Sequence[bool | None]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock
-from edge.core.machine_facts import MachineFacts
+from edge.core.machine import MachineFacts
 from tools.bench.table.memory_watch import memory_now
 from tools.experiments.held_out import write_whole
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edge.core.rng import stream
-from edge.privacy.found import Kind
+from edge.privacy.findings import Kind
 from edge.privacy.numbers import passes_luhn
 from edge.privacy.registry import Registry
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock
-from edge.core.counts import counted
+from edge.core.formatting import counted
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import write_whole
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED

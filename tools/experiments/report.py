@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge.core.counts import counted
 from edge.core.errors import ConfigError, UsageError
+from edge.core.formatting import counted
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.figures import FIGURES

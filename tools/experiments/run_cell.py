@@ -25,7 +25,7 @@ from edge.core.clock import SystemClock
 from edge.core.concurrency import Stop
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
-from edge.core.machine_facts import machine_facts
+from edge.core.machine import machine_facts
 from edge.evaluation.plan import EvalPlan
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.core.counts import counted
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from tools.experiments import dynamics
 from tools.experiments.cells import ChosenRewards, Grid, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen

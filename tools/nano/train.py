@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.core.clock import SystemClock
+from edge.core.files import replacing
 from edge.models.decoder import Decoder, load_decoder
 from tools.nano.data import Batch, ExampleSource
 from tools.nano.grow import grow_into
@@ -224,9 +225,8 @@ def load_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers) -> P
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:
     """Write a file of tensors so that it is whole or absent."""
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        torch.save(state, partial)
 
 
 def plot_losses(progress: Progress, path: Path) -> None:

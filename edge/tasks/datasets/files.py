@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 from edge.core.errors import TaskFileError
+from edge.core.formatting import shown
 from edge.core.install import install_extra
-from edge.core.names import shown
 from edge.tasks.record import Record, parsed_json
 
 FileSplit = Literal["train", "test", "unused", "unknown"]

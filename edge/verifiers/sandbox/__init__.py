@@ -1,4 +1,4 @@
-"""Isolation for programs that a model has written. Knows processes, limits and platforms; knows nothing of tasks or rewards.
+"""Isolation for programs that a model has written.
 
 A program is judged by tests in *another* process. Both run in sandboxes of their own, used once and then destroyed with everything in
 them: the program, because a model wrote it, and the judge, because tests come from data sets. They exchange plain values over two

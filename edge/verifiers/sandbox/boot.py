@@ -43,7 +43,7 @@ def confining() -> str:
 
 @functools.cache
 def program_block(*, compiled: bool = True) -> bytes:
-    """The program's side."""
+    """The program's side of a sandbox: runs the program and answers calls of its functions."""
     return _block(("wire", "limits", "reasons", "program"), compiled)
 
 

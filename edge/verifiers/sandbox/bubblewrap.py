@@ -1,4 +1,4 @@
-"""Bubblewrap: a process in its own namespaces with an almost empty file system. Knows bwrap's options; knows nothing of programs.
+"""Bubblewrap: a process in its own namespaces with an almost empty file system.
 
 bwrap itself is started with an all but empty environment, because `--clearenv` alone leaves the caller's readable in /proc/1/environ;
 and /proc is not mounted at all. The root is read-only, so that no file can be written.

@@ -1,4 +1,4 @@
-"""A container per program, by docker or podman; only where someone asks for it. Knows the command's options; knows nothing of programs.
+"""A container per program, by docker or podman; only where someone asks for it.
 
 Slower than the other sandboxes (a container takes about half a second), but with limits by control groups. The image must be there
 already: nothing is downloaded. Its Python need not be ours, so the inside is sent as text.

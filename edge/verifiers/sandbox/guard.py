@@ -1,4 +1,4 @@
-"""Ends a group of processes when this process is gone, however it went. Knows process groups; knows nothing of sandboxes.
+"""Ends a group of processes when this process is gone, however it went.
 
 A process can ask Linux to be ended with its parent, but not one that is still being made by another program: bubblewrap's inner process
 waits without end for an outer one that has been killed at the wrong moment. So there is a shell that does nothing but wait for the end of

@@ -1,4 +1,4 @@
-"""The Python interpreter that runs inside, and the files it needs. Knows venv, pyenv and system layouts; knows nothing of isolation.
+"""The Python interpreter that runs inside, and the files it needs.
 
 The interpreter is the one this process runs on, without its virtual environment: binary, standard library and the shared libraries
 they load. Third-party packages are not part of it.

@@ -1,4 +1,4 @@
-"""The role of a sandbox. Knows what is asked of one and what it may use up; knows nothing of programs, tests or verdicts."""
+"""The role of a sandbox: what is asked of one, and the limits of a run."""
 
 from __future__ import annotations
 

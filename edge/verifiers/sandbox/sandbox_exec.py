@@ -1,4 +1,4 @@
-"""macOS: sandbox-exec with a profile that denies everything it does not name. Knows the profile language; knows nothing of programs.
+"""macOS: sandbox-exec with a profile that denies everything it does not name.
 
 Written after the profiles that ship with macOS; not yet run on a machine. `choice.probe` decides there whether it is used. macOS
 enforces no limit of address space, so the parent looks at the memory in use while it waits.

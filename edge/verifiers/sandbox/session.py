@@ -1,4 +1,4 @@
-"""One program in its sandbox, fed and watched until there is an outcome. Knows channels, deadlines and limits; knows nothing of scores.
+"""One program in its sandbox, fed and watched until there is an outcome.
 
 Two kinds of session. In `run_functions` the program and the judge each have a sandbox and talk over two channels of their own:
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edge.core.errors import EdgeError, UsageError
-from edge.core.processor import usable_cores
+from edge.core.machine import usable_cores
 from tools.bench.table import peers
 from tools.bench.table.jobs import Places
 from tools.bench.table.machine import QUIET_LOAD, describe_machine, load_1min

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edge.core.processor import cpu_name, usable_cores
+from edge.core.machine import cpu_name, usable_cores
 
 PACKAGES = ("edge-agent", "torch", "llama-cpp-python", "gguf", "peft", "numpy")
 QUIET_LOAD = 0.5

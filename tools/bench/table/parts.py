@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from edge.core.files import write_atomically
 from tools.bench.table.children import Tell, run_child
 from tools.bench.table.machine import load_1min
 
@@ -117,9 +118,7 @@ def run_part(part: Part, job: Path, result: Path, tell: Tell) -> float:
 def write_json(file: Path, value: Any) -> None:
     """Replace a file in one step."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(file)
+    write_atomically(file, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _result(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from edge.app import bundled_models
-from edge.core.processor import usable_cores
+from edge.core.machine import usable_cores
 from tools.bench.table import jobs, rows
 from tools.bench.table.machine import commit
 from tools.bench.table.models import gguf_file

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
 

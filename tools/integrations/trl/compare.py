@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.state.events import StepFinished
 from tools.experiments.stats import t_quantile

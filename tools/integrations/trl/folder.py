@@ -25,7 +25,7 @@ from types import TracebackType
 
 from edge.config.loader import Resolved, resolve
 from edge.core.errors import ConfigError, StateError, UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.learning.run_folder import other_settings
 from edge.state.folder import StateFolder
 from tools.integrations.trl.checkpoints import Checkpoint, checkpoints, newest_whole, set_broken_aside

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 
 _CONSTANT_RATE = "the learning rate is constant, see agent.learning.learning_rate"
 _LOSS = "it belongs to another loss than the paper's"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from edge.config.schema import AgentConfig, PhaseConfig
-from edge.core.counts import counted
 from edge.core.errors import TaskFileError
+from edge.core.formatting import counted
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.learning.curriculum import StepPlan

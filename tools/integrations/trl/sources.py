@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from edge.core.errors import UsageError
-from edge.core.names import shown
+from edge.core.formatting import shown
 from edge.core.rng import stream
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source

@@ -20,7 +20,7 @@ from edge.core.types import FinishReason, LocalResponse, Message, PromptGroup, S
 from edge.evaluation.judging import RolloutSettings
 from edge.inference.backend import InferenceBackend
 from edge.learning.rollout import Batch, Rollout, ScoredResponse
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.verifiers.verifier import Verifier
 
 OUTSIDE_TRAINING = -1

@@ -8,12 +8,12 @@ answer, so a driver that dies in between sends it again, and the coordinator ans
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
+from edge.core.files import write_atomically
 from edge.state.rows import Report, StepUnits, Terms
 
 _FORMAT = 1
@@ -75,12 +75,7 @@ class RunState:
             "outbox": [{"id": number, "report": asdict(report)} for number, report in self.outbox()],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f".{self._path.name}.draft")
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(data, file, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        write_atomically(self._path, json.dumps(data, allow_nan=False))
 
 
 def _step_of(report: Report) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from edge.evaluation.judging import RolloutSettings
 from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import (
     CloudCall,
     CloudCompletion,

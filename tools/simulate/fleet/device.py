@@ -22,7 +22,7 @@ from edge.evaluation.judging import RolloutSettings
 from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
-from edge.routing.self_offload import SelfOffload
+from edge.routing.policy import SelfOffload
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import StepFinished

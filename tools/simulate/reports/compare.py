@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edge.core.errors import UsageError
-from edge.core.regular import open_regular
+from edge.core.files import open_regular
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_comparison
 from tools.simulate.reports.places import check_files

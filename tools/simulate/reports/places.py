@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 
 from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
 
 _HINT = "choose another place"
 
@@ -50,9 +51,7 @@ def put(content: bytes, path: Path) -> None:
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.part")
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        write_atomically(path, content)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from error
 

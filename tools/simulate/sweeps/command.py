@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
-from edge.core.regular import open_regular
+from edge.core.files import open_regular
 from tools.simulate.fleet.files import from_folder
 from tools.simulate.fleet.scenario import HARDWARE, Scenario, load_scenario
 from tools.simulate.reports.assertions import check_sentences, holds

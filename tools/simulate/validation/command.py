@@ -25,11 +25,11 @@ from edge.app import model_file
 from edge.cli.measure import EngineRates, engine_rates, measure
 from edge.cli.measure import Measured as MeasuredDevice
 from edge.config.agent import resolve_agent_config
-from edge.config.profile import profile_text, write_profile
+from edge.config.device_profile import profile_text, write_profile
 from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
-from edge.core.processor import usable_cores
+from edge.core.machine import usable_cores
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.places import check_folder
 from tools.simulate.validation.drawing import draw, require_drawing

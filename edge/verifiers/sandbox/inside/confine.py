@@ -1,4 +1,4 @@
-"""A process takes its own rights away, for good: Landlock, seccomp, capabilities, namespaces. Knows Linux; knows nothing of programs.
+"""A process takes its own rights away, for good: Landlock, seccomp, capabilities, namespaces.
 
 Sent as code in front of the loader, so it uses the standard library only. The process has one thread when this runs. There is no PID
 namespace: the filter refuses signals to others and new processes, so that one process can be ended and waited for as a whole.

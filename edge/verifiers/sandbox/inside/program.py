@@ -1,4 +1,4 @@
-"""The program's side. Knows how to run a program and to answer calls of its functions; knows nothing of tests.
+"""The program's side of a sandbox: runs the program and answers calls of its functions.
 
 Nothing here is a safeguard: the program shares this interpreter and can change all of it. The safeguards are the sandbox around the
 process and the judge, which believes nothing but the values it gets.

@@ -1,16 +1,53 @@
-"""A text as a reader sees it, with the way back to its characters. Knows Unicode and escapes; knows nothing of what is private.
+"""Private things that were found in a text, and the views of the text in which they are looked for.
 
-Invisible characters are taken out, compatibility forms (full-width letters, ligatures) and accents are folded, letters of other alphabets
-that look Latin become Latin, percent, HTML and backslash escapes of single characters are read. So one pattern finds a thing in all forms.
+A view is the text as a reader sees it, with the way back to its characters: invisible characters are taken out, compatibility forms
+(full-width letters, ligatures) and accents are folded, letters of other alphabets that look Latin become Latin, percent, HTML and backslash
+escapes of single characters are read. So one pattern finds a thing in all forms.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import unescape
+from typing import Literal, get_args
+
+Kind = Literal["term", "secret", "email", "card", "iban", "phone", "ip", "path"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Every kind; where two findings of the same length begin at the same place, the earlier kind counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One private thing: text[start:end]. Two with the same `value` are the same thing, however they are written."""
+
+    start: int
+    end: int
+    kind: Kind
+    value: str
+
+
+def resolved(found: Iterable[Found]) -> list[Found]:
+    """Findings that do not overlap, in the order of the text: of those that do the longest counts, then the first, then the kind.
+
+    What a longer finding covers in part is not left over in pieces: the longer one grows to cover both.
+    """
+    kept: list[Found] = []
+    for one in sorted(found, key=lambda one: (one.start, -one.end, KINDS.index(one.kind))):
+        if not kept or one.start >= kept[-1].end:
+            kept.append(one)
+        elif one.end > kept[-1].end:
+            kept[-1] = _grown(kept[-1], one)
+    return kept
+
+
+def _grown(first: Found, second: Found) -> Found:
+    longer = max((first, second), key=lambda one: (one.end - one.start, -KINDS.index(one.kind)))
+    start, end = first.start, second.end
+    return Found(start, end, longer.kind, f"{first.value}\x1f{second.value}")
+
 
 _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕԁһԛԝАВЕКМНОРСТХУІЈЅαιονρτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ‐‑‒–—―−﹣－․。．﹫＠",

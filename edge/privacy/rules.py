@@ -1,8 +1,12 @@
-"""Words that a person listed as private. Knows how such a word may be written; knows nothing of what it means.
+"""What a person listed: private terms, which are replaced, and never-send rules, which keep a text on the device.
 
-Whole words count, in any case, with any accents and separators or none, in the plural and before an apostrophe, and as parts of a name in
-camel case; of scripts without spaces between
-words every occurrence. The work is in proportion to the text, however many terms there are.
+Terms: whole words count, in any case, with any accents and separators or none, in the plural and before an apostrophe, and as parts of a
+name in camel case; of scripts without spaces between words every occurrence. The work is in proportion to the text, however many terms
+there are.
+
+A rule is a plain text, compared without regard to case, accents, look-alikes and white space; or `like:` and a pattern, in which `#` is
+any digit, `?` any character and `*` up to 64 characters. There are no regular expressions, so that no rule can take longer than in
+proportion to the text.
 """
 
 from __future__ import annotations
@@ -11,9 +15,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from edge.core.privacy_rules import checked_term
-from edge.privacy.found import Found
-from edge.privacy.views import folded, lower
+from edge.core.privacy_rules import LIKE, checked_rule, checked_term
+from edge.privacy.findings import Found, folded, lower, views_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _GAP = re.compile(r"[^\w]{0,3}|_|\s{1,8}")
@@ -88,3 +91,31 @@ def _singulars(word: str) -> tuple[str, ...]:
     """What a word may be the plural of."""
     ends = [ending for ending in ("s", "es") if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_PLURAL]
     return tuple(word[: -len(ending)] for ending in ends)
+
+
+_STANDS_FOR = {"#": r"\d", "?": ".", "*": ".{0,64}?"}
+
+
+class NeverSend:
+    """A person's rules, ready to be asked."""
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        """Raises ValueError for a rule that cannot be used."""
+        self._patterns = [re.compile(_expression(rule)) for rule in rules]
+
+    def broken(self, texts: Sequence[str]) -> int:
+        """The number, from 1, of the first rule that a text breaks; 0 where none does."""
+        if not self._patterns:
+            return 0
+        shown = [folded(view.text) for text in texts for view in views_of(text)]
+        for number, pattern in enumerate(self._patterns, 1):
+            if any(pattern.search(text) for text in shown):
+                return number
+        return 0
+
+
+def _expression(rule: str) -> str:
+    checked_rule(rule)
+    if not rule.startswith(LIKE):
+        return re.escape(folded(rule))
+    return "".join(_STANDS_FOR.get(char, re.escape(char)) for char in folded(rule.removeprefix(LIKE)))

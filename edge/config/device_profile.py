@@ -1,21 +1,29 @@
-"""Which device profile is this machine's, where nobody has named one. Knows kept and known profiles; reads no settings but theirs.
+"""Device profiles: which one is this machine's where nobody has named one, and writing one that was measured.
 
-First the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine says it is. A kept profile
-of another machine, as in a home folder on a network, is left alone, and so is one that cannot be read: what is picked by itself must not
-keep the agent from starting. A known profile brings nothing but `device` and when to learn, and is picked only where the machine leaves
-no doubt.
+A profile is a configuration file that says what a device measures and which batch suits it. It is read as any other layer
+(`--device-profile FILE`, or `device_profile` in a file).
+
+Picked is first the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine says it is. A kept
+profile of another machine, as in a home folder on a network, is left alone, and so is one that cannot be read: what is picked by itself
+must not keep the agent from starting. A known profile brings nothing but `device` and when to learn, and is picked only where the machine
+leaves no doubt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from edge.config.loader import resolve
-from edge.config.schema import AgentConfig
-from edge.core.errors import ConfigError
-from edge.core.machine_facts import MachineFacts
+from edge.config.schema import AgentConfig, DeviceConfig
+from edge.core.errors import ConfigError, UsageError
+from edge.core.files import write_atomically
+from edge.core.machine import MachineFacts
 
 NONE = "none"
 """What `device_profile` says where there is to be none."""
@@ -89,3 +97,40 @@ _KINDS: tuple[tuple[str, Callable[[MachineFacts], bool]], ...] = (
     ("laptop-nvidia-8gb", lambda facts: _is_laptop(facts) and _SMALL_SHARE * 8 * _GIB <= facts.gpu_memory_mib <= 8 * _GIB),
     ("laptop-avx2", lambda facts: _is_laptop(facts) and facts.gpu_memory_mib == 0),
 )
+
+
+_HEADING = """\
+# Device profile, as edge-agent doctor --measure found it: what the device reaches, and the batch that suits it.
+# Use it with --device-profile FILE. Fields: devices/README.md.
+"""
+
+
+def profile_text(device: DeviceConfig, settings: Mapping[str, Mapping[str, Any]], doubt: str = "") -> str:
+    """The file: what was measured, and sections of settings; `doubt` says why the numbers may be wrong.
+
+    Raises ValidationError when the settings are none.
+    """
+    measured = device.model_dump(mode="json", exclude_defaults=True)
+    AgentConfig.model_validate({"device": measured, **settings})
+    remark = "".join(f"# {line}\n" for line in doubt.splitlines())
+    return _HEADING + remark + yaml.safe_dump({"device": measured, **settings}, sort_keys=False, allow_unicode=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError where no file can be written, which is tried in its folder."""
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            writable = not path.is_dir()
+    except OSError:
+        writable = False
+    if not writable:
+        raise UsageError(f"{path}: cannot be written", hint="give a file in a folder that is there")
+
+
+def write_profile(path: Path, text: str) -> None:
+    """Put the file in place, whole or not at all. Raises UsageError."""
+    check_writable(path)
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error

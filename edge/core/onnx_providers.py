@@ -1,4 +1,4 @@
-"""Which ONNX execution providers to run on. Knows names and preference; knows nothing of the runtime, which is asked by the caller."""
+"""Which ONNX execution providers (CPU, CUDA, CoreML, ...) to run on."""
 
 from __future__ import annotations
 

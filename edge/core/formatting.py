@@ -1,0 +1,59 @@
+"""How numbers, names and texts from elsewhere are shown to people."""
+
+from __future__ import annotations
+
+import re
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 call`, `2 calls`, `0 calls`. `plural`: where it takes more than an s, such as `calls wait`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def percent(share: float | None) -> str:
+    """`31.2 %`, or `-` for None."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def data_size(size_bytes: int) -> str:
+    """`512 B`, `1.5 KiB`, `37.2 MiB`, `1.1 GiB`."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+def dollars(uusd: int) -> str:
+    """Micro-USD as dollars, with as many digits as small sums need."""
+    return f"${uusd / 1e6:.2f}" if uusd >= 1_000_000 else f"${uusd / 1e6:.6f}".rstrip("0").ljust(5, "0")
+
+
+_MOST_CHARS = 80
+
+
+def shown(name: str) -> str:
+    """The name, or its beginning and its length where it is long."""
+    return name if len(name) <= _MOST_CHARS else f"{name[:_MOST_CHARS]}... ({len(name)} characters)"
+
+
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that steer a terminal or the direction of text, and what no terminal can be sent; line ends and tabs are not among them."""
+
+
+def visible(text: str) -> str:
+    """The text with escapes in place of characters that would steer the terminal; `\\r\\n` is a line end."""
+    return STEERING.sub(lambda found: _escape(ord(found[0])), text.replace("\r\n", "\n"))
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
