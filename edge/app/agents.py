@@ -1,4 +1,4 @@
-"""Building an agent. Knows every part of it; opens none but the state folder."""
+"""Building an agent."""
 
 from __future__ import annotations
 

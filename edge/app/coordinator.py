@@ -1,4 +1,4 @@
-"""The way to the coordinator: its address, the client with its credentials, the embedded one. Knows gRPC and processes of ours."""
+"""The way to the coordinator: its address, the client with its credentials, the embedded one."""
 
 from __future__ import annotations
 

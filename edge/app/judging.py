@@ -1,4 +1,4 @@
-"""Who judges answers and who decides that one is handed to the cloud. Knows verifiers, sandboxes and policies."""
+"""Who judges answers and who decides that one is handed to the cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this person holds to be private, from the configuration. Knows the registry; knows nothing of what is sent."""
+"""What this person holds to be private, from the configuration."""
 
 from __future__ import annotations
 

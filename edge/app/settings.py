@@ -1,4 +1,4 @@
-"""The parts of the configuration that an agent works with, as the agent has them. Knows keys and values; builds nothing."""
+"""The parts of the configuration that an agent works with, as the agent has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading the agent's own configuration. Knows the order of its layers and where a device profile is named."""
+"""Loading the agent's own configuration."""
 
 from __future__ import annotations
 

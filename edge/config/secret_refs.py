@@ -1,4 +1,4 @@
-"""How configurations name a secret without holding it: `env:NAME` or `file:/PATH`. Knows the form; reads no secret."""
+"""How configurations name a secret without holding it: `env:NAME` or `file:/PATH`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Named places where a test may kill this process. Knows one environment variable; without it every place is a no-op.
+"""Named places where a test may kill this process.
 
-`EDGE_AGENT_FAILPOINT=collected:3` kills the process with SIGKILL when the place `collected` is reached for the third time. Places in the
-order of a step: collected, updated, checkpointed, closed, judged, committed.
+`EDGE_AGENT_FAILPOINT=collected:3` kills the process with SIGKILL when the place `collected` is reached for the third time. Places in
+the order of a step: collected, updated, checkpointed, closed, judged, committed.
 """
 
 from __future__ import annotations

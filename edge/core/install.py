@@ -1,4 +1,4 @@
-"""How missing parts are installed. Knows the running interpreter and that the program is installed from its own folder; installs nothing.
+"""How missing parts are installed.
 
 The project is on no package index, and its name there belongs to another one: every hint names the folder, never the project's name.
 """

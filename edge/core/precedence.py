@@ -1,4 +1,4 @@
-"""Who comes first: people. Knows how many answers are under way; learning waits for none."""
+"""Who comes first: people."""
 
 from __future__ import annotations
 

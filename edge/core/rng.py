@@ -1,7 +1,7 @@
-"""Seeded randomness by name. Knows how to derive independent streams from one root seed; holds no global state.
+"""Seeded randomness by name.
 
-A stream is addressed by words and numbers, e.g. `stream(7, "rollout", step, prompt, sample)`, so a draw never depends on which
-other draws happened before it. That makes a run replayable whatever the batching and whatever was resumed.
+A stream is addressed by words and numbers, e.g. `stream(7, "rollout", step, prompt, sample)`, so a draw never depends on which other
+draws happened before it. That makes a run replayable whatever the batching and whatever was resumed.
 """
 
 from __future__ import annotations

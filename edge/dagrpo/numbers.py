@@ -1,4 +1,4 @@
-"""Argument checks for the equations. Knows what a valid reward, rate or price is; computes nothing else."""
+"""Argument checks for the equations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the local model answered, and whether it was right: examples for a router. Knows responses and verdicts; knows no classifier.
+"""What the local model answered, and whether it was right: examples for a router.
 
-Features come from the free response, the label from the answer with asking made impossible, as a router would meet them: a response that
-asks for help by itself tells nothing of whether the model could have answered.
+Features come from the free response, the label from the answer with asking made impossible, as a router would meet them: a response
+that asks for help by itself tells nothing of whether the model could have answered.
 """
 
 from __future__ import annotations

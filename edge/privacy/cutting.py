@@ -1,6 +1,7 @@
-"""Cutting what is private out of a text that may be shortened and needs no way back, such as a hint. Knows the registry and longer numbers.
+"""Cutting what is private out of a text that may be shortened and needs no way back, such as a hint.
 
-Stricter than redaction: whatever has the form of an address or a key goes, however plain, and so does every number of more than 8 digits.
+Stricter than redaction: whatever has the form of an address or a key goes, however plain, and so does every number of more than 8
+digits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keys, tokens and passwords in a text. Knows vendors' forms, names that announce a secret, and what randomness looks like.
+"""Keys, tokens and passwords in a text.
 
-Stricter than edge.core.secret_forms, which cuts rather too much out of logs: here a program must stay one, so that `token = s.split()` is
-not a secret.
+Stricter than edge.core.secret_forms, which cuts rather too much out of logs: here a program must stay one, so that `token = s.split()`
+is not a secret.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A backend without a model: a script says what it answers. Knows the contract of sampling; knows nothing of engines.
+"""A backend without a model: a script says what it answers.
 
 For tests, the simulator and dry runs. Token ids (one per word, with the white space before it) and log-probabilities are made up
 deterministically from the text and the seed.

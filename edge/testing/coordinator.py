@@ -1,8 +1,8 @@
-"""A coordinator in memory, for tests and for trying an agent without a service. Knows the contract; knows nothing of gRPC or money on disk.
+"""A coordinator in memory, for tests and for trying an agent without a service.
 
 It keeps the promises of edge/rpc/client.py: idempotent keys, one charge per prompt group, steps in order, λ moved exactly once by
-`proportional_integral_step`, limits that cannot be exceeded. Failures are programmed: `fail_next("complete", error)` raises that error at
-the next call of the method, before anything happened; `lose_next_reply()` does the work and then loses the answer.
+`proportional_integral_step`, limits that cannot be exceeded. Failures are programmed: `fail_next("complete", error)` raises that error
+at the next call of the method, before anything happened; `lose_next_reply()` does the work and then loses the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A learner without a model, for tests and dry runs. Knows what it was given; learns nothing. No torch."""
+"""A learner without a model, for tests and dry runs. No torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How much memory learning takes, estimated from shapes, and the largest micro-batch that can ever come.
 
-Knows the tensors that the decoder, the adapter and the loss keep (edge/models/decoder.py, edge/training/loss.py); measures nothing and
-allocates nothing. The estimate is for the torch learner; it counts what autograd keeps and the largest temporaries, not the
+ The estimate is for the torch learner; it counts what autograd keeps and the largest temporaries, not the
 interpreter, libraries or an allocator's slack.
 
 Letters: D width, Q = heads x head_dim, K = kv_heads x head_dim, F feed-forward width, H heads, S tokens attended to, r rank.

@@ -1,7 +1,7 @@
-"""Judges multiple-choice answers by letter, index or option text. Knows nothing of formats or rewards.
+"""Judges multiple-choice answers by letter, index or option text.
 
-The prompt invites a letter, so a lone letter is always read as one. "A) text" must agree with itself. What names two options, or one
-by a text that stands there twice, names none: a model cannot be right by hedging.
+The prompt invites a letter, so a lone letter is always read as one. "A) text" must agree with itself. What names two options, or one by
+a text that stands there twice, names none: a model cannot be right by hedging.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judges mathematical answers by the last \\boxed{}: as an exact string (the paper's way) and by equivalence. Knows nothing of formats.
+"""Judges mathematical answers by the last \boxed{}: as an exact string (the paper's way) and by equivalence.
 
 Both verdicts can be had at once, so that an evaluation reports both; which one is the reward is a setting (`learning.answer_match`).
 """

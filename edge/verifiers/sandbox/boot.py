@@ -1,4 +1,4 @@
-"""What is sent into a sandbox before anything else: the modules of `inside` as one block of bytes. Knows their order and loader."""
+"""What is sent into a sandbox before anything else: the modules of `inside` as one block of bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which sandbox is used here. Knows the backends by name and how to try one; the choice is made once per process.
+"""Which sandbox is used here.
 
-A backend counts as usable only after a probe ran under it: a program that works, and that finds no network, no file of this project,
-no environment and no place to write. What merely seems to be installed is not enough.
+A backend counts as usable only after a probe ran under it: a program that works, and that finds no network, no file of this project, no
+environment and no place to write. What merely seems to be installed is not enough.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Landlock: a process that gives up its rights before the program comes. Knows what is left to it; the giving up is inside.confine.
+"""Landlock: a process that gives up its rights before the program comes.
 
-For Linux without bubblewrap. It needs no right to make namespaces and works for root as well, since Landlock binds root too. There is no
-own view of the file system: what is forbidden can still be seen to exist.
+For Linux without bubblewrap. It needs no right to make namespaces and works for root as well, since Landlock binds root too. There is
+no own view of the file system: what is forbidden can still be seen to exist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No sandbox at all, for those who said so (`--unsafe-programs`). Knows how to start and end a plain process."""
+"""No sandbox at all, for those who said so (`--unsafe-programs`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A seccomp filter as bytes. Knows system call numbers of x86-64 and arm64 and the BPF instructions it needs; installs nothing.
+"""A seccomp filter as bytes.
 
-It refuses (EPERM) what a program that computes never does: looking into or steering other processes, new processes, namespaces,
-mounts, keys, sockets, shared memory outside the memory limit, kernel modules, clocks, and signals through descriptors. A system call
-newer than the ones known here does not exist (ENOSYS), and neither does clone3, so that the C library falls back to clone, whose
-flags can be read. Threads are allowed, and so are private pairs of stream sockets: with asyncio they are part of honest programs. A
-datagram socket could send to any Unix socket of this machine by its name, so there are none; no message may name a receiver or carry
-descriptors, and what sockets tell of their other end and can be set to is refused. Another processor mode (32 bit) ends the process.
+It refuses (EPERM) what a program that computes never does: looking into or steering other processes, new processes, namespaces, mounts,
+keys, sockets, shared memory outside the memory limit, kernel modules, clocks, and signals through descriptors. A system call newer than
+the ones known here does not exist (ENOSYS), and neither does clone3, so that the C library falls back to clone, whose flags can be
+read. Threads are allowed, and so are private pairs of stream sockets: with asyncio they are part of honest programs. A datagram socket
+could send to any Unix socket of this machine by its name, so there are none; no message may name a receiver or carry descriptors, and
+what sockets tell of their other end and can be set to is refused. Another processor mode (32 bit) ends the process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The judge's side: runs the tests, calls the program over a pipe, and gives the verdict. Knows nothing of sandboxes.
+"""The judge's side: runs the tests, calls the program over a pipe, and gives the verdict.
 
 The program is only ever a peer that returns plain values. Asserts, comparisons and the count of checks live here, in a process the
 program cannot reach. Whatever goes wrong between the two is final: a test that catches the exception does not turn it into a pass.
 
 A name that the tests use and do not define is looked up in this order: the tests' own preamble (functions with a body; a stub that is
-only a docstring or `pass` is what the program was asked to write), Python's built-ins, the program. Arguments are sent as copies:
-what the program does to them in place is not seen by the tests.
+only a docstring or `pass` is what the program was asked to write), Python's built-ins, the program. Arguments are sent as copies: what
+the program does to them in place is not seen by the tests.
 """
 
 from __future__ import annotations

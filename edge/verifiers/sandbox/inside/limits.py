@@ -1,4 +1,4 @@
-"""Resource limits of the process that sets them. Knows setrlimit; hard limits too, so that nothing inside can raise them again."""
+"""Resource limits of the process that sets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a program failed, in words of our own. Knows names of built-in exceptions; repeats nothing that a program says freely."""
+"""Why a program failed, in words of our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain values as bytes between the judge and the program under test. Knows a closed list of built-in types; nothing of processes.
+"""Plain values as bytes between the judge and the program under test.
 
 A value is a one-letter tag with its content; what is decoded is always of an exact built-in type, so that a subclass with a clever
 `__eq__` arrives as the plain value it was made from. Depth and size are bounded on both sides. Nothing that is decoded can run.
