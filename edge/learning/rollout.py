@@ -173,17 +173,17 @@ class Rollout:
         self.cloud_span, self.left_out = CloudSpan(), []
         done = 0
 
-        async def one(index: int, cloud: GroupCalls) -> ScoredGroup | EdgeError:
+        async def one(index: int) -> ScoredGroup | EdgeError:
             nonlocal done
             try:
-                return await self._collect_one(batch, index, cloud)
+                return await self._collect_one(batch, index)
             except EdgeError as error:
                 return error
             finally:
                 done += 1
                 on_group(done)
 
-        collected = await all_of(one(index, self._cloud) for index in range(len(batch.items)))
+        collected = await all_of(one(index) for index in range(len(batch.items)))
         groups = [group for group in collected if isinstance(group, ScoredGroup)]
         failures = [failure for failure in collected if isinstance(failure, EdgeError)]
         if not groups:
@@ -191,7 +191,7 @@ class Rollout:
         self.left_out = [str(failure) for failure in failures]
         return groups
 
-    async def _collect_one(self, batch: Batch, index: int, cloud: GroupCalls) -> ScoredGroup:
+    async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         item = batch.items[index]
         prompt_dual = drawn_dual(self._settings, batch.step, index)
         group = await self._sample(batch.step, index, item, prompt_dual)
@@ -199,7 +199,7 @@ class Rollout:
         if self._settings.skip_unanimous_calls and all(asking):
             uncalled = tuple(_uncalled(response) for response in group.responses)
             return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=prompt_dual)
-        outcome = await self._ask(batch, index, _asking(group, asking), cloud) if any(asking) else CloudOutcome(None)
+        outcome = await self._ask(batch, index, _asking(group, asking)) if any(asking) else CloudOutcome(None)
         scored = [
             await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
         ]
@@ -219,7 +219,7 @@ class Rollout:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
         return self._settings.may_ask and response.finish not in UNFINISHED and self._policy.wants_cloud(item, response)
 
-    async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse], cloud: GroupCalls) -> CloudOutcome:
+    async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudOutcome:
         if batch.offline:
             return CloudOutcome(None, reason="the coordinator is away")
         if batch.items[index].id in batch.stay_here:
@@ -227,7 +227,7 @@ class Rollout:
         call = cloud_call(self._settings, batch, index, asking)
         if self.cloud_span.began is None:
             self.cloud_span.began = self._clock.monotonic()
-        outcome = await cloud.ask(call)
+        outcome = await self._cloud.ask(call)
         self.cloud_span.ended = self._clock.monotonic()
         return outcome
 

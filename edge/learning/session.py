@@ -147,15 +147,15 @@ class StepFactory:
         adapter: ServingAdapter,
         session: TrainingSession,
         reporter: StepReporter,
-        desk: GroupCalls,
+        cloud: GroupCalls,
     ) -> None:
-        """`desk`: where learning asks the cloud."""
+        """`cloud`: how learning asks it."""
         self._components = components
         self._settings = settings
         self._adapter = adapter
         self._session = session
         self._reporter = reporter
-        self._desk = desk
+        self._cloud = cloud
 
     async def step(self) -> LearningStep:
         """What makes steps, and finishes one that was cut."""
@@ -164,7 +164,7 @@ class StepFactory:
             StepRoles(
                 backend=self._adapter.backend,
                 rollout_backend=engine,
-                rollout=Rollout(engine, self._desk, components.verifier, components.policy, components.clock, settings.rollout),
+                rollout=Rollout(engine, self._cloud, components.verifier, components.policy, components.clock, settings.rollout),
                 method=settings.method,
                 learner=self._session.learner,
                 group_size=settings.rollout.group_size,

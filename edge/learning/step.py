@@ -20,13 +20,13 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.methods import Method, StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
-from edge.learning.step_reporter import StepReporter
+from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.learning.summary import summarise
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Lineage, Position
 from edge.training.floor import StepMeasure
-from edge.training.learner import Learner
+from edge.training.learner import Learner, LearnerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +79,8 @@ class LearningStep:
                 learner = roles.learner()
                 report = await learner.update([one.training_group() for one in advantages])
             with phase("save"):
-                before, seconds = next(iter(roles.state.steps(last=1)), None), phase.so_far(roles.rollout.cloud_span.seconds)
-                draft = summarise(plan, opened, groups, report, seconds, before, roles.measure())
-                manifest = StepManifest(
-                    opened=opened,
-                    units=step_units(groups),
-                    position=Position(plan.step, plan.phase, plan.phase_step),
-                    source=plan.source,
-                    cursor_seed=plan.cursor_seed,
-                    cursor_after=plan.cursor_after,
-                    used=plan.used,
-                    draft=draft,
-                    base=base,
-                    gate_due=self._gate_is_due(plan),
-                )
+                seconds = phase.so_far(roles.rollout.cloud_span.seconds)
+                manifest = self._manifest(plan, opened, groups, report, seconds, base)
                 saved = await roles.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
@@ -112,26 +100,10 @@ class LearningStep:
             judgement = await self._judgement(saved, manifest, event)
         async with roles.switching:
             with phase("commit"):
-                left = roles.state.lineage().latest != manifest.base
                 lineage = self._lineage_after(saved.step, manifest.base, judgement)
+                left = roles.state.lineage().latest != manifest.base
                 event = _with_verdict(event, manifest.base, lineage, judgement, left=left)
-                roles.state.commit_step(
-                    Commit(
-                        event=phase.timed(event),
-                        task_step=manifest.opened.task_step,
-                        position=manifest.position,
-                        cursor_source=manifest.source,
-                        cursor_seed=manifest.cursor_seed,
-                        cursor=manifest.cursor_after,
-                        terms=closed.terms,
-                        adapter_folder=saved.adapter.folder,
-                        unreported=closed.unreported,
-                        line=lineage,
-                        gate_memory=judgement.memory if judgement else "",
-                        exams=judgement.exams if judgement else (),
-                        used=manifest.used,
-                    )
-                )
+                roles.state.commit_step(_commit(phase.timed(event), saved, manifest, closed, lineage, judgement))
             with phase("swap"):
                 await self._swap(saved, lineage)
         needed = {lineage.latest, lineage.serving, manifest.base, roles.state.best_version(), *lineage.kept}
@@ -141,6 +113,30 @@ class LearningStep:
         if judgement is not None:
             self._report_judgement(event, lineage, judgement)
         return event
+
+    def _manifest(
+        self,
+        plan: StepPlan,
+        opened: OpenStep,
+        groups: Sequence[ScoredGroup],
+        report: LearnerReport,
+        seconds: StepSeconds,
+        base: int,
+    ) -> StepManifest:
+        """All that the rest of the step needs, so that a restart can do it."""
+        before = next(iter(self._roles.state.steps(last=1)), None)
+        return StepManifest(
+            opened=opened,
+            units=step_units(groups),
+            position=Position(plan.step, plan.phase, plan.phase_step),
+            source=plan.source,
+            cursor_seed=plan.cursor_seed,
+            cursor_after=plan.cursor_after,
+            used=plan.used,
+            draft=summarise(plan, opened, groups, report, seconds, before, self._roles.measure()),
+            base=base,
+            gate_due=self._gate_is_due(plan),
+        )
 
     def _phases(self, step: int) -> StepPhases:
         return StepPhases(step, self._roles.sink, self._roles.clock, self._roles.failpoint)
@@ -236,6 +232,31 @@ def _with_verdict(event: StepFinished, base: int, lineage: Lineage, judgement: J
             gate_rate=judgement.rate.now,
         )
     return replace(event, adapter=adapter)
+
+
+def _commit(
+    event: StepFinished,
+    saved: Checkpoint,
+    manifest: StepManifest,
+    closed: ClosedStep,
+    lineage: Lineage,
+    judgement: Judgement | None,
+) -> Commit:
+    return Commit(
+        event=event,
+        task_step=manifest.opened.task_step,
+        position=manifest.position,
+        cursor_source=manifest.source,
+        cursor_seed=manifest.cursor_seed,
+        cursor=manifest.cursor_after,
+        terms=closed.terms,
+        adapter_folder=saved.adapter.folder,
+        unreported=closed.unreported,
+        line=lineage,
+        gate_memory=judgement.memory if judgement else "",
+        exams=judgement.exams if judgement else (),
+        used=manifest.used,
+    )
 
 
 Phase = Literal["rollout", "update", "save", "close", "gate", "commit", "swap"]
