@@ -92,7 +92,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
-    sink = watching_the_crowd(config, path, sink, clock)
+    sink = with_load_notice(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
@@ -145,17 +145,17 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
     return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
 
 
-def watching_the_crowd(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
+def with_load_notice(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:
     """The sink with a notice about slow steps where other programs slow down the engine's threads."""
     from edge.learning.conditions import MachineLoadNotice, MachineProbe
 
     if not choose_engine(config, path).shares_cores:
         return sink
-    return MachineLoadNotice(sink, MachineProbe(clock), clock, crowd_settings(config))
+    return MachineLoadNotice(sink, MachineProbe(clock), clock, high_load_settings(config))
 
 
-def crowd_settings(config: AgentConfig) -> tuple[str, ...]:
-    """What would help this configuration on a crowded machine."""
+def high_load_settings(config: AgentConfig) -> tuple[str, ...]:
+    """What would help this configuration on a busy machine."""
     from edge.learning.conditions import thread_settings
 
     return thread_settings(config.engine.threads, config.learning.torch_threads, usable_cores())

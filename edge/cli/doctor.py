@@ -183,7 +183,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
-    yield check_crowd(config, busy_cores(), usable_cores())
+    yield check_other_load(config, busy_cores(), usable_cores())
 
 
 def check_python() -> Finding:
@@ -208,13 +208,13 @@ def check_cores() -> Finding:
     return Finding("cores", "ok", f"{usable} cores")
 
 
-def check_crowd(config: AgentConfig, busy: float, usable: int) -> Finding:
+def check_other_load(config: AgentConfig, busy: float, usable: int) -> Finding:
     """Whether other programs keep the cores busy, in which threads of ours would wait for each other."""
-    from edge.app.agents import crowd_settings
+    from edge.app.agents import high_load_settings
     from edge.learning.conditions import HIGH_LOAD
 
     text = f"load {busy:.1f} on {usable} cores over the last minute"
-    settings = " ".join(f"--set {one}" for one in crowd_settings(config))
+    settings = " ".join(f"--set {one}" for one in high_load_settings(config))
     if busy < HIGH_LOAD * usable or not settings:
         return Finding("other programs", "ok", text)
     hint = f"where that is not the agent itself try {settings}"

@@ -161,12 +161,12 @@ async def _learn(config: AgentConfig, run_folder: RunFolder, options: LearnOptio
         for line in lines:
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        gallery = LiveFigures(run_folder.folder, console.say)
-        sink = FanOutSink([run_folder, gallery, console.sink])
+        figures = LiveFigures(run_folder.folder, console.say)
+        sink = FanOutSink([run_folder, figures, console.sink])
         async with build_agent(config, sink) as agent:
             _tell_where(agent, console)
             with stop_on_signals(lambda: _begin_stop(agent, console)):
-                async with gallery.open(agent.steps(SHOWN_STEPS), run_folder.held_out(agent.records.run_id), at_the_end=False):
+                async with figures.open(agent.steps(SHOWN_STEPS), run_folder.held_out(agent.records.run_id), at_the_end=False):
                     finished = await agent.learn(between_steps=_retention(agent, run_folder, sink, options))
             return run_folder.finish(agent.steps(), finished, agent.adapter.in_use())
 

@@ -132,11 +132,11 @@ async def _run(config: AgentConfig, options: RunOptions, lines: Sequence[str]) -
         for line in lines:
             console.say(line)
         console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
-        gallery = LiveFigures(state_folder(config) / "figures", console.say)
-        agent, stop = build_agent(config, FanOutSink([console.sink, gallery]), lives_here=True), asyncio.Event()
+        figures = LiveFigures(state_folder(config) / "figures", console.say)
+        agent, stop = build_agent(config, FanOutSink([console.sink, figures]), lives_here=True), asyncio.Event()
         with stop_on_signals(lambda: _begin_stop(agent, stop, console)):
             endpoint = listening(agent, config, console) if options.serve else nullcontext()
-            async with agent, gallery.open(agent.steps(SHOWN_STEPS)), endpoint:
+            async with agent, figures.open(agent.steps(SHOWN_STEPS)), endpoint:
                 console.becomes(_busy_with(options, learns=options.learn and config.learning.enabled))
                 await _work(agent, config, options, stop, console.say)
 

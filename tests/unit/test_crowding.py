@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from edge.cli.doctor import check_crowd
+from edge.cli.doctor import check_other_load
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
@@ -84,7 +84,7 @@ def test_nothing_is_said_where_no_setting_would_help() -> None:
 
 def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.app.agents.usable_cores", lambda: 2)
-    crowded, free = check_crowd(AgentConfig(), 1.9, 2), check_crowd(AgentConfig(), 0.1, 2)
+    crowded, free = check_other_load(AgentConfig(), 1.9, 2), check_other_load(AgentConfig(), 0.1, 2)
     assert (crowded.state, free.state) == ("warn", "ok")
     assert all(setting in crowded.hint for setting in BOTH)
 
