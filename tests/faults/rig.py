@@ -18,7 +18,8 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.batch_client import BatchingClient
+from edge.rpc.grpc_client import ClientPolicy
 from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
 from tools.simulate.faults.checker import check
@@ -180,7 +181,7 @@ class Rig:
         self._notebooks = {f"d{number}": Notebook() for number in range(devices)}
         self._devices: list[SimulatedDevice] = []
         self._lives: list[asyncio.Task[None]] = []
-        self._clients: list[GrpcCoordinatorClient] = []
+        self._clients: list[BatchingClient] = []
 
     def load(self, steps: int = 10_000, prompts: int = 4) -> None:
         """Set the devices to work."""
@@ -192,8 +193,8 @@ class Rig:
             self._devices.append(device)
             self._lives.append(asyncio.create_task(device.live()))
 
-    def _client(self, name: str, policy: ClientPolicy) -> GrpcCoordinatorClient:
-        self._clients.append(GrpcCoordinatorClient(self.address, device_id=name, policy=policy))
+    def _client(self, name: str, policy: ClientPolicy) -> BatchingClient:
+        self._clients.append(BatchingClient(self.address, device_id=name, policy=policy))
         return self._clients[-1]
 
     async def start(self, failpoint: str = "") -> None:
