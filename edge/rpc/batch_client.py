@@ -1,6 +1,6 @@
 """A coordinator client that can also put many calls on one CompleteBatch stream: for load tools, fault tools and gateways.
 
-The agent makes plain concurrent Complete calls: at the 8 prompts of a step a stream gains nothing (record 64 of DECISIONS.md has the figures).
+The agent makes plain concurrent Complete calls: at the 8 prompts of a step a stream gains nothing (DECISIONS.md, record 64).
 Whatever the stream did not take or did not answer for good is asked for by itself; so is every call at a coordinator without CompleteBatch.
 """
 
