@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from edge.app.openers import SharedWeights
 from edge.config.schema import AgentConfig
-from edge.core.engines import ENGINES, Engine
+from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import UsageError
 from edge.core.install import install_extra
 from edge.core.plugins import load
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SERVING_ONLY_ROWS = 1
 
 
-def choose_engine(config: AgentConfig, path: Path) -> Engine:
+def choose_engine(config: AgentConfig, path: Path) -> EngineInfo:
     """Which engine serves this model on this machine. Raises UsageError where it is not installed or cannot read the model."""
     folder = path.is_dir()
     engine = _best_engine(folder) if config.engine.backend == "auto" else ENGINES[config.engine.backend]
@@ -39,7 +39,7 @@ def choose_engine(config: AgentConfig, path: Path) -> Engine:
     return engine
 
 
-def _best_engine(folder: bool) -> Engine:
+def _best_engine(folder: bool) -> EngineInfo:
     """What `auto` means: the installed engine that is made for this machine, else the one for any."""
     readers = [engine for engine in ENGINES.values() if engine.auto != "never" and (engine.reads_folders or not folder)]
     usable = [engine for engine in readers if installed(engine) and (engine.auto == "anywhere" or folder or apple_silicon())]
@@ -53,7 +53,7 @@ def with_its_device(config: AgentConfig, path: Path) -> AgentConfig:
     return config.model_copy(update={"learning": config.learning.model_copy(update={"device": "auto"})})
 
 
-def installed(engine: Engine) -> bool:
+def installed(engine: EngineInfo) -> bool:
     """Whether the packages that an engine needs are there; they are looked up, not imported."""
     return all(importlib.util.find_spec(package) is not None for package in engine.packages)
 

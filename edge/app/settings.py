@@ -46,7 +46,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         may_ask=method.may_ask,
         hint_chars=coordinator.hint_chars,
         price_levels=tuple(learning.price_levels),
-        price=told_price(learning),
+        price=evaluation_price(learning),
         cloud_samples=learning.cloud_samples == "on",
     )
     answers = AnswerSettings(
@@ -77,8 +77,8 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     )
 
 
-def told_price(learning: LearningConfig) -> float | None:
-    """The price that prompts of evaluations tell; where learning tells prices and none is set, the middle one."""
+def evaluation_price(learning: LearningConfig) -> float | None:
+    """The price that prompts of evaluations state; where learning states prices and none is set, the middle one."""
     if learning.price is None and learning.price_levels:
         return sorted(learning.price_levels)[len(learning.price_levels) // 2]
     return learning.price

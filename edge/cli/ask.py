@@ -156,7 +156,7 @@ def _parts(question: str | None, files: Sequence[Path]) -> list[str]:
     piped = _piped(room, wanted=question in (None, "-"))
     asked = piped if question in (None, "-") else question or ""
     if not asked.strip():
-        raise UsageError("the question is empty")
+        raise UsageError("the question is empty", hint="give it in quotes, as a file, or through a pipe")
     if asked is not piped and piped:
         parts.append(piped)
     return [*parts, asked.strip()]

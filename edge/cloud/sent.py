@@ -123,7 +123,9 @@ class SentReader:
         """One entry with the very bytes of its message. Raises NotFound."""
         row = self._db.execute(f"SELECT {_COLUMNS}, payload FROM sent WHERE id = ?", (entry_id,)).fetchone()  # noqa: S608
         if row is None:
-            raise NotFound(f"nothing with the number {entry_id} is kept of what was sent")
+            raise NotFound(
+                f"nothing with the number {entry_id} is kept of what was sent", hint="edge-agent outbox lists what is kept"
+            )
         *about, payload = row
         return self._entry(about), payload
 

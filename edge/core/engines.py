@@ -10,7 +10,7 @@ TORCH_LEARNER = "edge.app.openers:torch_learner"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineInfo:
     """One engine.
 
     `name` is the value of engine.backend and `title` the name for people; `about` says who serves and who trains. `distribution` is the
@@ -43,10 +43,10 @@ class Engine:
         return self.open_learner == TORCH_LEARNER
 
 
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, EngineInfo] = {
     engine.name: engine
     for engine in (
-        Engine(
+        EngineInfo(
             name="llamacpp",
             title="llama.cpp",
             about="llama.cpp serves, torch trains",
@@ -57,7 +57,7 @@ ENGINES: Mapping[str, Engine] = {
             on_graphics="as built",
             splits_layers=True,
         ),
-        Engine(
+        EngineInfo(
             name="mlx",
             title="MLX",
             about="MLX serves and trains on one copy of the weights",
@@ -71,7 +71,7 @@ ENGINES: Mapping[str, Engine] = {
             on_graphics="always",
             shares_cores=False,
         ),
-        Engine(
+        EngineInfo(
             name="onnx",
             title="ONNX",
             about="ONNX Runtime serves, torch trains",
@@ -85,6 +85,6 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def engine_named(backend: str) -> Engine:
+def engine_named(backend: str) -> EngineInfo:
     """The engine behind a value of engine.backend; of `auto` the one that reads GGUF files anywhere."""
     return ENGINES["llamacpp" if backend == "auto" else backend]

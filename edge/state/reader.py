@@ -102,7 +102,7 @@ class StateReader:
         """The record of an answer. Raises NotFound."""
         row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
         if row is None:
-            raise NotFound(f"no answer with id {request_id} in {self.folder}")
+            raise NotFound(f"no answer with id {request_id} in {self.folder}", hint="the id stands on the line below each answer")
         record: dict[str, Any] = json.loads(row[0])
         return record
 

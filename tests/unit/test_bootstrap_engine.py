@@ -12,7 +12,7 @@ from edge.app import engines
 from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
-from edge.core.engines import ENGINES, Engine
+from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import UsageError
 from edge.core.worker import EngineWorker
 from edge.testing.learner import ScriptedLearner
@@ -101,7 +101,7 @@ def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch
     assert ".[onnx]" in finding.hint
 
 
-ABACUS = Engine(
+ABACUS = EngineInfo(
     "abacus",
     "Abacus",
     "the abacus serves and trains",

@@ -11,10 +11,13 @@ import pytest
 
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.format import check_format
+from edge.learning import methods
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Family
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
+from tests.unit.test_methods import group
+from tests.unit.trained import training_groups
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -49,6 +52,14 @@ def test_the_familys_example_is_a_family_after_one_entry_in_the_table(monkeypatc
         assert VerifierByKind().is_correct(item, item.solution)
         assert not VerifierByKind().is_correct(item, "<think>\n</think>\n<answer>\\boxed{0}</answer>")
     assert family.draw(random.Random(1), "train", 2) == family.draw(random.Random(1), "train", 2)
+
+
+def test_the_methods_example_learns_from_scored_groups() -> None:
+    scope = dict(vars(methods))
+    exec(example("edge/learning/methods.py"), scope)
+    [trained] = training_groups(scope["Reinforce"](), [group("rwhf")])
+    assert [sample.advantage for sample in trained.samples] == [1.0, 0.0, 1.0, 0.0]
+    assert trained.group_weight == 1.0
 
 
 def test_the_verifiers_example_judges_what_its_row_asks_for() -> None:
