@@ -37,7 +37,7 @@ def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: C
 
 def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["feedback", "a2", "good", "--state", str(state)]) == 1
-    assert capsys.readouterr().err == f"error: no answer with id a2 in {state}\n"
+    assert capsys.readouterr().err == f"error: no answer with id a2 in {state}; the id stands on the line below each answer\n"
     empty = tmp_path / "empty"
     assert main(["feedback", "a2", "good", "--state", str(empty)]) == 1
     assert capsys.readouterr().err == f"error: no answer with id a2: nothing was asked in {empty} yet\n"
