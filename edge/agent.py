@@ -289,7 +289,9 @@ class Agent:
         components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
         state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
         daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, partial(end_of_call, client))
-        reporter = StepReporter(client, state, sink, clock, settings.dual_init, settings.offline_retry_s)
+        reporter = StepReporter(
+            client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
+        )
         calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
         open_engine = None if settings.gate is None else components.open_rollouts
         session = TrainingSession(

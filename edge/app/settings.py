@@ -73,6 +73,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         config.budget.dial,
         gate=gate_rules(config),
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
+        dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
         recheck_every=config.gate.recheck_every,
     )
 

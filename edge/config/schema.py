@@ -185,6 +185,10 @@ class LearningConfig(Section):
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
     weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+    controller: Literal["dial", "paper"] = Field(
+        "dial",
+        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it beside λ (dial), or λ alone (paper).",
+    )
     dual_lr: NotNegative = Field(0.02, description="η_λ: how far a step moves λ for each unit by which its assist rate misses τ.")
     dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
     temperature: Positive = Field(

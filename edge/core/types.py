@@ -83,7 +83,8 @@ class Sampling:
     """How one response is sampled. Temperature 1 and no truncation for rollouts; temperature 0 is greedy.
 
     `max_steps` stops a response as soon as it opens step max_steps + 1 (None: no limit). `help_bias` is added to the logit of the
-    help phrase's first token wherever a decision to ask can be taken; `suppress_help` makes that token impossible there.
+    help phrase's first token wherever a decision to ask can be taken; `suppress_help` makes that token impossible there. With `exact`
+    nothing but the bias changes what is drawn, so that log-probabilities are those of one policy, which can be learned from.
 
     Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
     token that the response has said, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
@@ -97,6 +98,7 @@ class Sampling:
     max_steps: int | None = None
     help_bias: float = 0.0
     suppress_help: bool = False
+    exact: bool = False
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -163,6 +165,15 @@ DialOverride = Literal["", "to ask", "not to ask"]
 
 
 @dataclass(frozen=True, slots=True)
+class BiasedDecision:
+    """A token of a response that was drawn with `bias` (nats) on the logits of `help_ids`; `place` counts from the first token."""
+
+    place: int
+    bias: float
+    help_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LocalResponse:
     """One sampled response y^θ.
 
@@ -171,7 +182,8 @@ class LocalResponse:
     phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
     `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off. `overridden`: the decision that the budget
     dial's `help_bias` forced, "" where it would have been the same without. Where it made the response ask, the text ends there, with the
-    help phrase in place of the last token: what a model says after a beginning that it would not have chosen is no request.
+    help phrase in place of the last token: what a model says after a beginning that it would not have chosen is no request. `biased` are
+    the tokens that were drawn with a help bias, whose log-probabilities contain it.
     """
 
     text: str
@@ -182,6 +194,7 @@ class LocalResponse:
     help_log_odds: float | None = None
     tokens: tuple[ScoredToken, ...] = ()
     overridden: DialOverride = ""
+    biased: tuple[BiasedDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +222,15 @@ class TextDelta:
 class TrainingSample:
     """One response as the learner sees it: ids, behaviour log-probabilities (nats) and its advantage Â.
 
-    `off_policy`: somebody else wrote it, with nobody knows which probabilities; `behaviour_logprobs` are zeros then.
+    `off_policy`: somebody else wrote it, with nobody knows which probabilities; `behaviour_logprobs` are zeros then. `biased`: tokens
+    that the policy drew with a help bias; it is part of the policy that learns, too.
     """
 
     token_ids: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
     advantage: float
     off_policy: bool = False
+    biased: tuple[BiasedDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

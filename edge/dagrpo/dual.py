@@ -86,6 +86,24 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
     return DualState(min(rule.ceiling, dual), () if gain == 0.0 and not any(recent) else recent)
 
 
+HELP_BIAS_GAIN = 0.4
+MOST_BIAS_CHANGE = 2.0
+MOST_BIAS = 40.0
+
+
+def help_bias_step(bias: float, assist_rate: float, target_rate: float, gain: float = HELP_BIAS_GAIN) -> float:
+    """b ← b + κ (τ - Ĵ) / (τ (1 - τ)): the bias on the decision to ask (nats) after a step whose rollouts asked at rate Ĵ.
+
+    Divided by the slope of the rate at τ, so that a miss takes about 1/κ steps whatever τ is; at most MOST_BIAS_CHANGE a step, so that one
+    small batch decides nothing. Raises ValueError on a rate outside [0, 1] or a bias that is no number.
+    """
+    realised, target = require_share("assist_rate", assist_rate), require_share("target_rate", target_rate)
+    slope = max(target * (1.0 - target), 0.01)
+    change = gain * (target - realised) / slope
+    wanted = require_finite("bias", bias) + min(MOST_BIAS_CHANGE, max(-MOST_BIAS_CHANGE, change))
+    return min(MOST_BIAS, max(-MOST_BIAS, wanted))
+
+
 def replay(dual: float, steps: Iterable[tuple[float, float, float]]) -> list[float]:
     """λ after each (assist_rate, target_rate, lr) in order, starting from `dual`; what a ledger's verifier recomputes."""
     trace: list[float] = []

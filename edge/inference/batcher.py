@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.rng import stream
-from edge.core.types import DialOverride, FinishReason, LocalResponse, PromptGroup, Sampling, ScoredToken, TokenChance
+from edge.core.types import (
+    BiasedDecision,
+    DialOverride,
+    FinishReason,
+    LocalResponse,
+    PromptGroup,
+    Sampling,
+    ScoredToken,
+    TokenChance,
+)
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener
@@ -114,6 +123,7 @@ class _Sequence:
 
     __slots__ = (
         "attended",
+        "biased",
         "decided",
         "detokenizer",
         "follower",
@@ -155,6 +165,7 @@ class _Sequence:
         self.decided = False
         self.free_choice: int | None = None
         self.overridden: DialOverride = ""
+        self.biased: list[BiasedDecision] = []
 
     @property
     def position(self) -> int:
@@ -179,7 +190,15 @@ class _Sequence:
         text = b"".join(self.pieces).decode("utf-8", "replace") if self.detokenizer is None else self.detokenizer.text
         tokens = () if self.detokenizer is None else self.detokenizer.tokens
         return LocalResponse(
-            text, tuple(self.token_ids), tuple(self.logprobs), finish, self.version, self.help_log_odds, tokens, self.overridden
+            text,
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            finish,
+            self.version,
+            self.help_log_odds,
+            tokens,
+            self.overridden,
+            tuple(self.biased),
         )
 
 
@@ -397,7 +416,10 @@ class Batcher:
         logits_V[starts] += -np.inf if sampling.suppress_help else np.float32(sampling.help_bias)
         if not sampling.suppress_help:
             sequence.free_choice = free
-        if key == "" and not sequence.is_forced and free in starts and self._choice(sequence, logits_V, uniform) not in starts:
+            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias, self._help.starts[key]))
+        if key != "" or sequence.is_forced or sampling.exact:
+            return
+        if free in starts and self._choice(sequence, logits_V, uniform) not in starts:
             self._answer_instead(sequence, logits_V)
 
     def _choice(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:

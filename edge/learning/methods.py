@@ -40,7 +40,7 @@ class GroupAdvantages:
     def training_group(self) -> TrainingGroup:
         """What the learner gets: the tokens of the samples with their advantages."""
         samples = [
-            TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage)
+            TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage, biased=scored.response.biased)
             for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)
         ]
         if self.cloud_advantage is not None:

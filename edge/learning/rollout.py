@@ -44,7 +44,8 @@ class Batch:
     """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator.
 
     `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
-    items whose questions must not leave this device; requests for help with them are masked, too.
+    items whose questions must not leave this device; requests for help with them are masked, too. `help_bias`: nats on every decision to
+    ask; it belongs to the policy that is sampled from, and that learns.
     """
 
     step: int
@@ -53,11 +54,12 @@ class Batch:
     items: tuple[TaskItem, ...]
     offline: bool = False
     stay_here: frozenset[str] = frozenset()
+    help_bias: float = 0.0
 
     @classmethod
     def of(cls, plan: StepPlan, opened: OpenStep) -> Batch:
         """Of a step that is open at the coordinator, or made offline."""
-        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here)
+        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here, opened.help_bias)
 
 
 class ResponseOutcome(StrEnum):
@@ -194,7 +196,7 @@ class Rollout:
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         item = batch.items[index]
         prompt_dual = drawn_dual(self._settings, batch.step, index)
-        group = await self._sample(batch.step, index, item, prompt_dual)
+        group = await self._sample(batch, index, item, prompt_dual)
         asking = [self._asks(item, response) for response in group.responses]
         if self._settings.skip_unanimous_calls and all(asking):
             uncalled = tuple(_uncalled(response) for response in group.responses)
@@ -209,10 +211,12 @@ class Rollout:
             item, group.prompt_ids, responses, outcome.completion, outcome.reason, prompt_dual, sample, outcome.lost_uusd
         )
 
-    async def _sample(self, step: int, index: int, item: TaskItem, prompt_dual: float | None) -> PromptGroup:
+    async def _sample(self, batch: Batch, index: int, item: TaskItem, prompt_dual: float | None) -> PromptGroup:
         settings = self._settings
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
-        seeds = [derive_seed(settings.seed, "rollout", step, index, sample) for sample in range(settings.group_size)]
+        sampling = Sampling(
+            settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=batch.help_bias, exact=True
+        )
+        seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
         return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, prompt_dual), sampling, seeds)
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:

@@ -12,6 +12,7 @@ from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
 from edge.core.events import EventSink
+from edge.dagrpo.dual import help_bias_step
 from edge.rpc.client import CoordinatorClient, StepClosed
 from edge.state.events import Notice, OutboxDelivered
 from edge.state.folder import StateFolder
@@ -20,7 +21,10 @@ from edge.state.rows import Report, StepUnits, Terms
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step under way: its number at the coordinator, λ and τ for all of it, and whether the coordinator knows of it."""
+    """A step under way: its number at the coordinator, λ, τ and b for all of it, and whether the coordinator knows of it.
+
+    `help_bias`: b, nats that the rollouts' policy has on the decision to ask.
+    """
 
     task: str
     task_step: int
@@ -29,6 +33,7 @@ class OpenStep:
     planned_prompts: int
     group_size: int
     offline: bool
+    help_bias: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,20 @@ class StepReporter:
         clock: Clock,
         dual_init: float,
         offline_retry_s: float = 0.0,
+        *,
+        dial_in_loop: bool = False,
     ) -> None:
-        """While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out."""
+        """While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out.
+
+        `dial_in_loop`: rollouts have a help bias that follows the rate (edge.dagrpo.dual.help_bias_step), else none.
+        """
         self._client = client
         self._state = state
         self._sink = sink
         self._clock = clock
         self._dual_init = dual_init
         self._offline_retry_s = offline_retry_s
+        self._dial_in_loop = dial_in_loop
         self._away_since: float | None = None
 
     async def open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
@@ -66,7 +77,16 @@ class StepReporter:
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
         known = self._after_waiting(self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0))
-        plan = OpenStep(task, known.next_step, known.dual, target_rate, planned_prompts, group_size, offline=True)
+        plan = OpenStep(
+            task,
+            known.next_step,
+            known.dual,
+            target_rate,
+            planned_prompts,
+            group_size,
+            offline=True,
+            help_bias=self._help_bias(task),
+        )
         if self._away_since is not None and self._clock.monotonic() - self._away_since < self._offline_retry_s:
             return plan
         try:
@@ -95,6 +115,13 @@ class StepReporter:
         for discrepancy in closed.discrepancies:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(after, dual=closed.dual_after), None)
+
+    def _help_bias(self, task: str) -> float:
+        """b of the task's next step, from its last committed one."""
+        last = self._state.last_step(task) if self._dial_in_loop else None
+        if last is None:
+            return 0.0
+        return help_bias_step(last.control.help_bias, last.control.assist_rate, last.control.target_rate)
 
     def _after_waiting(self, known: Terms) -> Terms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""

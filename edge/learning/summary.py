@@ -72,7 +72,9 @@ def summarise(
         source=plan.source,
         task=plan.task,
         at=0.0,
-        control=StepControl(asked / len(responses), opened.target_rate, opened.dual, opened.dual, offline=False),
+        control=StepControl(
+            asked / len(responses), opened.target_rate, opened.dual, opened.dual, offline=False, help_bias=opened.help_bias
+        ),
         scores=StepScores(
             prompts=len(groups),
             responses=len(responses),

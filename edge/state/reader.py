@@ -90,6 +90,11 @@ class StateReader:
         rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
         return [StepFinished.from_json(json.loads(row[0])) for row in reversed(rows)]
 
+    def last_step(self, task: str) -> StepFinished | None:
+        """The last committed step of a task."""
+        row = self._db.execute("SELECT event FROM steps WHERE task = ? ORDER BY step DESC LIMIT 1", (task,)).fetchone()
+        return StepFinished.from_json(json.loads(row[0])) if row else None
+
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
         rows = self._db.execute("SELECT * FROM outbox ORDER BY id")

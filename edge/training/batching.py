@@ -5,6 +5,7 @@ Axes: R rows (responses), T tokens, P prompt tokens, N tokens of all rows in a f
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from edge.core.types import TrainingGroup, TrainingSample
+from edge.core.types import BiasedDecision, TrainingGroup, TrainingSample
 
 Item = TypeVar("Item")
 
@@ -33,6 +34,7 @@ class Row:
     behaviour_logprobs: tuple[float, ...]
     coefficient: float
     off_policy: bool = False
+    biased: tuple[BiasedDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,19 @@ class Padded(NamedTuple):
     mask_RT: Tensor
 
 
+class BiasedTargets(NamedTuple):
+    """The M targets that were drawn with a help bias: their places among the N, the bias (nats), and the ids [M, H] that have it, -1 where
+    there are fewer."""
+
+    place_M: Tensor
+    bias_M: Tensor
+    help_ids_MH: Tensor
+
+
 class Targets(NamedTuple):
     """What the rows of a chunk are scored on, flat over tokens in row order.
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are.
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `biased`: None where no token had a help bias.
     """
 
     ids_N: Tensor
@@ -64,6 +75,7 @@ class Targets(NamedTuple):
     coefficients_N: Tensor
     row_N: Tensor
     off_policy_N: Tensor | None = None
+    biased: BiasedTargets | None = None
 
 
 def is_live(group: TrainingGroup) -> bool:
@@ -84,7 +96,16 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
             _check(sample)
             if _has_gradient(sample):
                 coefficient = sample.advantage * group.group_weight / len(groups)
-                rows.append(Row(group.prompt_ids, sample.token_ids, sample.behaviour_logprobs, coefficient, sample.off_policy))
+                rows.append(
+                    Row(
+                        group.prompt_ids,
+                        sample.token_ids,
+                        sample.behaviour_logprobs,
+                        coefficient,
+                        sample.off_policy,
+                        sample.biased,
+                    )
+                )
     return rows
 
 
@@ -132,11 +153,27 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
     behaviour = torch.tensor([value for row in rows for value in row.behaviour_logprobs], dtype=torch.float32)
     coefficients = torch.tensor([row.coefficient for row in rows], dtype=torch.float32).repeat_interleave(lengths)
     row_N = torch.arange(len(rows)).repeat_interleave(lengths)
-    targets = Targets(*(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)))
+    targets = Targets(
+        *(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)), biased=biased_targets(rows, device)
+    )
     if not any(row.off_policy for row in rows):
         return targets
     off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
     return targets._replace(off_policy_N=off_policy.to(device))
+
+
+def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets | None:
+    """Where in the rows a help bias was, flat like `targets_of`."""
+    starts = itertools.accumulate((len(row.token_ids) for row in rows), initial=0)
+    biased = [(start + one.place, one) for start, row in zip(starts, rows, strict=False) for one in row.biased]
+    if not biased:
+        return None
+    most = max(len(one.help_ids) for _, one in biased)
+    return BiasedTargets(
+        torch.tensor([place for place, _ in biased], device=device),
+        torch.tensor([one.bias for _, one in biased], dtype=torch.float32, device=device),
+        torch.tensor([[*one.help_ids, *[-1] * (most - len(one.help_ids))] for _, one in biased], device=device),
+    )
 
 
 def _has_gradient(sample: TrainingSample) -> bool:

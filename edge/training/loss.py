@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from edge.training.batching import BiasedTargets
+
 SHAPING = 0.1
 """γ of `shaped_weights`, as its authors chose it."""
 
@@ -109,6 +111,29 @@ def token_scores(
         hidden_ND, projection, targets_N, columns, dtype
     )
     return TokenScores(logprobs_N, entropy_N)
+
+
+def with_help_bias(
+    logprobs_N: Tensor, hidden_ND: Tensor, projection: Projection | Tensor, targets_N: Tensor, biased: BiasedTargets
+) -> Tensor:
+    """log π_b from log π: at the biased targets, `bias` b is added to the logits of the help tokens H before the softmax, so that
+
+        log π_b(y) = log π(y) + b [y ∈ H] - log(1 + (e^b - 1) π(H))
+
+    and the gradient is that of the biased policy. Only the logits of H are computed; the normaliser follows from log π(y).
+    """
+    if isinstance(projection, Tensor):
+        projection = DenseProjection(projection.detach())
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        hidden_MD, chosen_M = hidden_ND[biased.place_M].float(), targets_N[biased.place_M]
+        normaliser_M = torch.linalg.vecdot(hidden_MD, projection.gather(chosen_M)) - logprobs_N[biased.place_M]
+        known_MH = biased.help_ids_MH >= 0
+        rows_MHD = projection.gather(biased.help_ids_MH.clamp_min(0).flatten()).view(*known_MH.shape, -1)
+        logits_MH = torch.linalg.vecdot(hidden_MD[:, None], rows_MHD).masked_fill(~known_MH, -torch.inf)
+        help_M = (logits_MH.logsumexp(-1) - normaliser_M).exp().clamp_max(1.0 - 1e-6)
+        chosen_help_M = (biased.help_ids_MH == chosen_M[:, None]).any(-1)
+        change_M = torch.where(chosen_help_M, biased.bias_M, 0.0) - torch.log1p(torch.expm1(biased.bias_M) * help_M)
+        return logprobs_N.index_add(0, biased.place_M, change_M)
 
 
 def importance_weights(logprobs_N: Tensor, behaviour_N: Tensor, cap: float) -> Tensor:

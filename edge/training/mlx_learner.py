@@ -18,10 +18,10 @@ from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from edge.core.worker import EngineWorker
-from edge.training.batching import Row, plain_chunks
+from edge.training.batching import Row, biased_targets, plain_chunks
 from edge.training.learner import check_weights
 from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
-from edge.training.mlx_loss import FlatTargets, mismatch_sums, policy_loss, token_scores, weights_of
+from edge.training.mlx_loss import FlatBiased, FlatTargets, mismatch_sums, policy_loss, token_scores, weights_of, with_help_bias
 from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
 from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
@@ -107,7 +107,10 @@ class MlxLearner(LoraLearner):
 
         def objective(adapter: Arrays) -> tuple[mx.array, mx.array, mx.array]:
             self._decoder.set_lora(adapter)
-            logprobs_N, entropy_N = self._scores(hidden_of(self._decoder, chunk), targets.ids_N)
+            hidden_ND = hidden_of(self._decoder, chunk)
+            logprobs_N, entropy_N = self._scores(hidden_ND, targets.ids_N)
+            if targets.biased is not None:
+                logprobs_N = with_help_bias(logprobs_N, self._decoder.logits, hidden_ND, targets.ids_N, targets.biased)
             cap, kind = self._settings.importance_cap, self._settings.importance
             weights_N = weights_of(kind, logprobs_N, targets, len(chunk), cap)
             return policy_loss(logprobs_N, targets.coefficients_N, weights_N), logprobs_N, entropy_N
@@ -190,12 +193,14 @@ def fresh_lora(shapes: Mapping[str, mx.array], seed: int) -> Arrays:
 def flat_targets(rows: Sequence[Row]) -> FlatTargets:
     """The response tokens of the rows, flat, with what the loss needs for each."""
     lengths = [len(row.token_ids) for row in rows]
+    biased = biased_targets(rows, torch.device("cpu"))
     return FlatTargets(
         mx.array([token for row in rows for token in row.token_ids]),
         mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
         mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
         mx.array(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
         mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
+        None if biased is None else FlatBiased(*(mx.array(tensor.numpy()) for tensor in biased)),
     )
 
 

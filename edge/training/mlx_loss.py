@@ -19,10 +19,18 @@ Logits = Callable[[Any], Any]
 """From hidden states [N, D] to logits [N, V] in float32."""
 
 
+class FlatBiased(NamedTuple):
+    """edge.training.batching.BiasedTargets on MLX."""
+
+    place_M: mx.array
+    bias_M: mx.array
+    help_ids_MH: mx.array
+
+
 class FlatTargets(NamedTuple):
     """What the rows of a micro-batch are scored on, flat over tokens in row order.
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are.
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `biased`: None where no token had a help bias.
     """
 
     ids_N: mx.array
@@ -30,6 +38,7 @@ class FlatTargets(NamedTuple):
     coefficients_N: mx.array
     row_N: mx.array
     off_policy_N: mx.array | None = None
+    biased: FlatBiased | None = None
 
 
 def token_scores(
@@ -52,6 +61,18 @@ def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx
     chosen_N = mx.take_along_axis(logits_NV, columns_N1, axis=-1)[:, 0]
     probs_NV = mx.exp(logits_NV - normaliser_N[:, None])
     return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
+
+
+def with_help_bias(logprobs_N: mx.array, logits: Logits, hidden_ND: mx.array, ids_N: mx.array, biased: FlatBiased) -> mx.array:
+    """log π_b from log π (edge.training.loss.with_help_bias)."""
+    logits_MV = logits(hidden_ND[biased.place_M])
+    known_MH = biased.help_ids_MH >= 0
+    chosen_MH = mx.take_along_axis(logits_MV, mx.maximum(biased.help_ids_MH, 0), axis=-1)
+    log_help_M = mx.logsumexp(mx.where(known_MH, chosen_MH, -mx.inf), axis=-1) - mx.logsumexp(logits_MV, axis=-1)
+    help_M = mx.minimum(mx.exp(log_help_M), 1.0 - 1e-6)
+    asks_M = (biased.help_ids_MH == ids_N[biased.place_M][:, None]).any(axis=-1)
+    change_M = mx.where(asks_M, biased.bias_M, 0.0) - mx.log1p(mx.expm1(biased.bias_M) * help_M)
+    return logprobs_N.at[biased.place_M].add(change_M)
 
 
 def weights_of(kind: Importance, logprobs_N: mx.array, targets: FlatTargets, rows: int, cap: float) -> mx.array:

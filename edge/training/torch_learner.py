@@ -35,6 +35,7 @@ from edge.training.loss import (
     sequence_mask_weights,
     shaped_weights,
     token_scores,
+    with_help_bias,
 )
 from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
 from edge.training.settings import LearnerSettings, LoraSpec
@@ -122,6 +123,9 @@ class TorchLearner(LoraLearner):
     def _objective(self, tally: Tally) -> Callable[[Tensor, Targets], Tensor]:
         def objective(hidden_ND: Tensor, targets: Targets) -> Tensor:
             scores = self._scores(hidden_ND, targets.ids_N)
+            if targets.biased is not None:
+                biased_N = with_help_bias(scores.logprobs_N, hidden_ND, self._projection, targets.ids_N, targets.biased)
+                scores = scores._replace(logprobs_N=biased_N)
             loss = self._loss(scores, targets)
             sampled, behaviour_N = _sampled(scores, targets)
             tally.add(float(loss.detach()), mismatch_sums(sampled, behaviour_N, self._settings.importance_cap))

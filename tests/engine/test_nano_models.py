@@ -25,7 +25,7 @@ from tools.nano.data import prompt_text
 from tools.nano.evaluate import CLOUD_MAX_STEPS, Responder, is_right
 from tools.nano.export import write_gguf
 from tools.nano.recipes import RECIPES
-from tools.nano.tokenizer import tokenizer_from, train_tokenizer
+from tools.nano.tokenizer import bundled_tokenizer, tokenizer_from
 from tools.nano.train import initialise
 
 MODELS = Path(str(resources.files("edge.models") / "files"))
@@ -167,7 +167,7 @@ def test_responses_keep_the_format(name: str, path: Path, family: Family) -> Non
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(seed=0)
+    return bundled_tokenizer()
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])

@@ -17,15 +17,15 @@ from tools.nano.data import (
     CLOUD_MIXES,
     EDGE_FAMILY_WEIGHTS,
     EXERCISE_POOLS,
+    HELP_SHARES,
     POOL_BATCHES,
     ExampleSource,
     cloud_level_weights,
     cloud_mix,
-    help_share,
 )
 from tools.nano.grow import grow_into
 from tools.nano.recipes import RECIPES, Recipe
-from tools.nano.tokenizer import train_tokenizer
+from tools.nano.tokenizer import bundled_tokenizer
 from tools.nano.train import TrainOptions, initialise, rate_share, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
@@ -35,7 +35,7 @@ PRACTICE = EXERCISE_POOLS["nano-edge"] * POOL_BATCHES
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return train_tokenizer(seed=0)
+    return bundled_tokenizer()
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -81,8 +81,11 @@ def test_shares_are_shares() -> None:
     for weights in (EDGE_FAMILY_WEIGHTS, *(mix.families for mix in CLOUD_MIXES)):
         assert weights.keys() == FAMILIES.keys()
         assert sum(weights.values()) == pytest.approx(1)
+    asked = [
+        sum(w * HELP_SHARES[family.band(level)] for level, w in family.level_weights.items()) for family in FAMILIES.values()
+    ]
+    assert all(0.05 < share < 0.2 for share in asked)
     for family in FAMILIES.values():
-        assert all(0 < help_share(family, level) < 0.3 for level in family.levels)
         weights = cloud_level_weights(family, 4.0)
         assert weights == sorted(weights)
         assert (weights[0], weights[-1]) == (1.0, 4.0)

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.dagrpo.dual import (
+    MOST_BIAS_CHANGE,
     DualState,
     ProportionalIntegral,
     assist_rate,
     dual_step,
+    help_bias_step,
     proportional_integral_step,
     replay,
 )
@@ -229,3 +231,19 @@ def test_the_window_averages_the_proportional_part_only() -> None:
 def test_a_rule_that_cannot_be_is_refused(rule: ProportionalIntegral) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         proportional_integral_step(DualState(1e308), 1.0, 0.0, rule)
+
+
+@given(st.floats(-20, 20), SHARE, st.floats(0.02, 0.98))
+def test_the_help_bias_moves_against_the_miss_and_stays_where_there_is_none(bias: float, rate: float, target: float) -> None:
+    after = help_bias_step(bias, rate, target)
+    assert (after - bias) * (target - rate) >= 0
+    assert abs(after - bias) <= MOST_BIAS_CHANGE + 1e-9
+    assert help_bias_step(bias, target, target) == bias
+
+
+@given(st.floats(-6, 6), st.floats(0.05, 0.95), st.floats(-3, 3))
+def test_the_help_bias_brings_a_fixed_policy_to_its_rate(log_odds: float, target: float, start: float) -> None:
+    bias = start
+    for _ in range(60):
+        bias = help_bias_step(bias, 1 / (1 + math.exp(-log_odds - bias)), target)
+    assert 1 / (1 + math.exp(-log_odds - bias)) == pytest.approx(target, abs=0.01)

@@ -87,8 +87,8 @@ def test_solutions_are_well_formed_and_every_line_is_true() -> None:
         assert verdict.steps == min(item.level, arith.MAX_STEPS)
         assert last_boxed(item.solution) == item.answer
         for line in step_lines(item.solution):
-            left, right = line.split(" = ")
-            assert exact(left) == int(right)
+            *expressions, result = line.split(" = ")
+            assert {exact(part) for part in expressions} == {Fraction(result)}
 
 
 def test_detailed_solutions_are_chains_of_equal_expressions() -> None:

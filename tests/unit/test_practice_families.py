@@ -1,4 +1,4 @@
-"""All practice families: deterministic, disjoint, well formed, solvable as shown, and wrong in a hurry beyond the step limit."""
+"""All practice families: deterministic, disjoint, well formed, solvable as shown; which way of working is right in which band."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import last_boxed, last_python_block
 from edge.dagrpo.format import check_format
 from edge.tasks.practice import FAMILIES, GROUPS, code, facts, group_stream, practice_item, practice_stream, science
-from edge.tasks.practice.family import Drawn, Family, format_help, split_of
+from edge.tasks.practice.family import Drawn, Family, Solution, format_help, split_of
 from edge.verifiers.by_kind import VerifierByKind
 
 KNOWN = {
@@ -22,12 +22,16 @@ KNOWN = {
         ("wire", "brick", "kettle", "rod"),
         "B",
     ),
-    "facts": ("Which town is the home town of the mayor of Elsby?", ("Lunde", "Ostrel", "Norby", "Gralin"), "B"),
+    "facts": (
+        "Start with Mirel. Take the teacher, then the teacher. What do you reach?",
+        ("Nevan", "Vesna", "Silas", "Zelda"),
+        "D",
+    ),
     "code": (
-        "I need a Python function solve(xs) for a list of numbers xs. First square every number. Then keep only the odd numbers.",
+        "I need a Python function solve(xs, n) for a list of numbers xs and a number n. First add n to every number, but before that double the numbers above 8.",
         (),
-        "assert solve([10, 2, -8, -2, 13, 3, 7]) == [169, 9, 49]\nassert solve([-2, -9, 11, 13, -3]) == [81, 121, 169, 9]\n"
-        "assert solve([17, -9, 12, 10, 19]) == [289, 81, 361]\nassert solve([15, 7, 20, 20, 3, 8, 4, 20]) == [225, 49, 9]\n",
+        "assert solve([4, 7, 14, 13, -4, -2, 20, -9], 2) == [6, 9, 30, 28, -2, 0, 42, -7]\nassert solve([16, 14, -9, -8, 5], 3) == [35, 31, -6, -5, 8]\n"
+        "assert solve([12, 5, 14, -9, -9, 10], 2) == [26, 7, 30, -7, -7, 22]\nassert solve([9, -4, -3, -2, -7], 7) == [25, 3, 4, 5, 0]\n",
     ),
 }
 
@@ -109,29 +113,45 @@ def test_detailed_solutions_take_a_step_for_each_operation(family: Family) -> No
         assert drawn.detailed.answer == drawn.solution.answer
 
 
-def test_a_hasty_solution_is_right_within_the_step_limit(family: Family) -> None:
-    for drawn in drawn_at_each_level(family, 20):
-        assert check_format(drawn.hasty.text, family.max_steps).ok
-        if drawn.level <= family.max_steps:
-            assert drawn.hasty == drawn.solution
+def right(family: Family, drawn: Drawn, solution: Solution) -> bool:
+    """Whether a solution keeps to the format and is right."""
+    if not check_format(solution.text, family.max_steps).ok:
+        return False
+    if family.kind is AnswerKind.PROGRAM:
+        return passes(last_python_block(solution.text) or "", drawn.answer)
+    return VerifierByKind().is_correct(family.as_item(drawn, "train"), solution.text)
 
 
-@pytest.mark.parametrize("name", ["science", "facts", "code"])
-def test_a_hasty_solution_is_wrong_beyond_the_step_limit(name: str) -> None:
-    family = FAMILIES[name]
-    for drawn in drawn_at_each_level(family, 20):
-        if drawn.level > family.max_steps:
-            assert drawn.hasty.answer != drawn.solution.answer
-            if family.kind is AnswerKind.PROGRAM:
-                assert not passes(last_python_block(drawn.hasty.text) or "", drawn.answer)
-            else:
-                assert last_boxed(drawn.hasty.text) in drawn.options
-                assert not VerifierByKind().is_correct(family.as_item(drawn, "train"), drawn.hasty.text)
+def test_the_bands_are_a_good_third_each(family: Family) -> None:
+    shares = Counter(dict.fromkeys(("known", "learnable", "beyond"), 0.0))
+    for level, weight in family.level_weights.items():
+        shares[family.band(level)] += weight
+    assert shares == pytest.approx({"known": 0.38, "learnable": 0.34, "beyond": 0.28})
+
+
+def test_the_habit_is_right_where_known_and_the_careful_way_where_learnable_too(family: Family) -> None:
+    expected = {"known": (True, True), "learnable": (False, True), "beyond": (False, False)}
+    for drawn in drawn_at_each_level(family, 25):
+        ways = right(family, drawn, drawn.habit), right(family, drawn, drawn.careful)
+        assert ways == expected[family.band(drawn.level)], drawn
+        assert check_format(drawn.habit.text, family.max_steps).ok and check_format(drawn.careful.text, family.max_steps).ok
+        if drawn.options:
+            assert {last_boxed(drawn.habit.text), last_boxed(drawn.careful.text)} <= set(drawn.options), "no way is given away"
+
+
+def test_the_groups_pull_at_each_other() -> None:
+    for group, habit_is in (("group1", "shorter"), ("group2", "longer")):
+        for name in GROUPS[group]:
+            family = FAMILIES[name]
+            for drawn in drawn_at_each_level(family, 10):
+                if family.band(drawn.level) == "learnable":
+                    difference = len(drawn.habit.lines) - len(drawn.careful.lines)
+                    assert difference < 0 if habit_is == "shorter" else difference > 0
 
 
 def test_a_help_response_is_a_valid_request(family: Family) -> None:
     for drawn in drawn_at_each_level(family, 5):
-        verdict = check_format(format_help(drawn.plain_lines[: family.max_steps]), family.max_steps)
+        verdict = check_format(format_help(drawn.habit.lines), family.max_steps)
         assert verdict.ok
         assert verdict.asks_help
 
@@ -149,8 +169,8 @@ def test_a_science_question_tells_every_link_of_its_chain() -> None:
     for level in science.SCIENCE.levels:
         for _ in range(50):
             drawn = science.draw(rng, level)
-            ends = [line.split()[1] for line in drawn.plain_lines]
-            for a, b in itertools.pairwise([*ends, drawn.plain_lines[-1].split()[-1]]):
+            ends = [line.split()[1] for line in drawn.detailed.lines]
+            for a, b in itertools.pairwise([*ends, drawn.detailed.lines[-1].split()[-1]]):
                 assert any({a, b} <= set(sentence.split()) for sentence in drawn.question.replace("?", ".").split(". "))
 
 
@@ -159,16 +179,16 @@ def test_the_end_of_a_science_chain_leads_nowhere() -> None:
     for level in science.SCIENCE.levels:
         drawn = science.draw(rng, level)
         end = drawn.options[ord(drawn.answer) - ord("A")]
-        sources = [line.split()[1] for line in drawn.plain_lines]
+        sources = [line.split()[1] for line in drawn.detailed.lines]
         assert end not in sources
-        assert drawn.plain_lines[-1].endswith(end)
+        assert drawn.detailed.lines[-1].endswith(end)
 
 
 def test_every_line_of_a_facts_solution_is_a_fact_of_the_world() -> None:
     told = {f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()}
     for drawn in drawn_at_each_level(facts.FACTS, 30):
-        assert set(drawn.plain_lines) <= told
-        assert drawn.plain_lines[-1].endswith(drawn.options[ord(drawn.answer) - ord("A")])
+        assert set(drawn.detailed.lines) <= told
+        assert drawn.detailed.lines[-1].endswith(drawn.options[ord(drawn.answer) - ord("A")])
 
 
 def test_the_world_has_a_ring_road_through_every_town_and_a_mayor_for_each() -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edge.tasks.practice import FAMILIES
-from edge.tasks.practice.family import Drawn, Family, format_help
+from edge.tasks.practice.family import Band, Drawn, Family, format_help
 from tools.nano.exercises import draw_exercise
 
 ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
@@ -43,10 +43,10 @@ CLOUD_MIXES = (
 )
 """nano-cloud learns long programs and long chains of arithmetic last, so it is shown more of them late."""
 
-HELP_SHARES: tuple[float, float] = (0.04, 0.16)
-"""How often nano-edge is shown asking for help at the easiest level, and at the last one that its steps suffice for."""
-HELP_SHARE_BEYOND = 0.28
-"""How often it is shown asking for help at levels beyond the step limit."""
+HELP_SHARES: Mapping[Band, float] = {"known": 0.07, "learnable": 0.11, "beyond": 0.17}
+"""How often nano-edge is shown asking for help: seldom, and hardly more where it needs it. When to ask is left to learn."""
+CAREFUL_SHARE = 0.35
+"""How often it is shown the careful way; else the habit, which is what it then does at T = 0."""
 
 BATCH_ROWS = 32
 POOL_BATCHES = 64
@@ -83,19 +83,11 @@ def prompt_text(question: str) -> str:
     return f"<|im_start|>system\n{SYSTEM_TEXT}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def help_share(family: Family, level: int) -> float:
-    """How often nano-edge is shown asking for help at a level."""
-    if level > family.max_steps:
-        return HELP_SHARE_BEYOND
-    low, high = HELP_SHARES
-    return low + (high - low) * (level - 1) / (family.max_steps - 1)
-
-
 def edge_response(rng: random.Random, family: Family, drawn: Drawn) -> str:
-    """What nano-edge is shown: one operation a step, within the step limit; beyond it a hasty answer, or help."""
-    if rng.random() < help_share(family, drawn.level):
-        return format_help(drawn.plain_lines[: family.max_steps])
-    return drawn.hasty.text
+    """What nano-edge is shown: steps by habit or the careful way, then an answer, or a request for help."""
+    shown = drawn.careful if rng.random() < CAREFUL_SHARE else drawn.habit
+    asks = rng.random() < HELP_SHARES[family.band(drawn.level)]
+    return format_help(shown.lines) if asks else shown.text
 
 
 def cloud_response(drawn: Drawn) -> str:

@@ -25,7 +25,7 @@ from edge.models.decoder import Decoder, load_decoder
 from tools.nano.data import Batch, ExampleSource
 from tools.nano.grow import grow_into
 from tools.nano.recipes import Recipe
-from tools.nano.tokenizer import train_tokenizer
+from tools.nano.tokenizer import bundled_tokenizer
 
 Optimisers = tuple[torch.optim.Optimizer, ...]
 BUNDLED = Path(__file__).resolve().parents[2] / "edge" / "models" / "files"
@@ -73,10 +73,10 @@ def train(recipe: Recipe, options: TrainOptions) -> Path:
 
 
 def run_tokenizer(options: TrainOptions) -> Tokenizer:
-    """The run's tokenizer, trained on its first start."""
+    """The run's tokenizer, copied from the bundled models on its first start: they all share one."""
     path = options.folder / "tokenizer.json"
     if not path.exists():
-        train_tokenizer(options.seed).save(str(path))
+        bundled_tokenizer().save(str(path))
     return Tokenizer.from_file(str(path))
 
 

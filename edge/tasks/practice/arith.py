@@ -1,7 +1,8 @@
 """Practice family `arith`: arithmetic in several steps, as a person would put it.
 
 A problem is a start value and a chain of 1 to 7 operations on the running value, which stays an integer in 1..999. The level is
-the number of operations; the step limit is 4, so levels 5 to 7 cannot be worked through one operation at a time.
+the number of operations; the step limit is 4, so levels 5 to 7 cannot be worked through one operation at a time. By habit an SLM
+stops after two operations, also where more are asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from edge.tasks.practice.family import Drawn, Family, Solution, boxed
 Operator = Literal["+", "-", "*", "/"]
 
 MAX_STEPS = 4
-LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.20, 2: 0.20, 3: 0.18, 4: 0.14, 5: 0.12, 6: 0.09, 7: 0.07}
+HABIT_STEPS = 2
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.19, 2: 0.19, 3: 0.17, 4: 0.17, 5: 0.10, 6: 0.09, 7: 0.09}
 
 MAX_VALUE = 999
 MAX_ADDEND = 99
@@ -71,17 +73,20 @@ class Problem:
 
 
 def draw_problem(rng: random.Random, level: int) -> Problem:
-    """A random chain of `level` operations whose running value stays in 1..999."""
-    start = rng.randint(2, 99)
-    value = start
-    operations: list[Operation] = []
-    for _ in range(level):
-        operation = draw_operation(rng, value)
-        while operations and undoes(operation, operations[-1]):
+    """A random chain of `level` operations whose running value stays in 1..999; stopping too early does not give its answer."""
+    while True:
+        start = rng.randint(2, 99)
+        value = start
+        operations: list[Operation] = []
+        for _ in range(level):
             operation = draw_operation(rng, value)
-        operations.append(operation)
-        value = operation.apply(value)
-    return Problem(start, tuple(operations))
+            while operations and undoes(operation, operations[-1]):
+                operation = draw_operation(rng, value)
+            operations.append(operation)
+            value = operation.apply(value)
+        problem = Problem(start, tuple(operations))
+        if problem.answer not in (problem.values[steps] for steps in (HABIT_STEPS, MAX_STEPS) if steps < level):
+            return problem
 
 
 def undoes(operation: Operation, before: Operation) -> bool:
@@ -309,18 +314,22 @@ def detailed_chain(value: int, operation: Operation, result: int) -> list[str]:
 
 
 def draw(rng: random.Random, level: int) -> Drawn:
-    """A question with a chain of `level` operations. A hasty solver takes all that remains in its last step, mostly in vain."""
+    """A question with a chain of `level` operations."""
     problem = draw_problem(rng, level)
     answer = boxed(problem.answer)
-    merged = Solution(tuple(merged_lines(problem)), answer)
+    detailed = tuple(detailed_lines(problem))
+
+    def after(steps: int) -> Solution:
+        return Solution(detailed[:steps], boxed(problem.values[min(steps, level)]))
+
     return Drawn(
         level=level,
         question=word_problem(rng, problem),
         answer=str(problem.answer),
-        plain_lines=tuple(plain_lines(problem)),
-        solution=merged,
-        detailed=Solution(tuple(detailed_lines(problem)), answer),
-        hasty=merged,
+        solution=Solution(detailed if level <= MAX_STEPS else tuple(merged_lines(problem)), answer),
+        detailed=Solution(detailed, answer),
+        careful=after(MAX_STEPS),
+        habit=after(HABIT_STEPS),
     )
 
 
@@ -330,6 +339,8 @@ ARITH = Family(
     kind=AnswerKind.MATH,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
+    known=frozenset({1, 2}),
+    learnable=frozenset({3, 4}),
     draw_any=draw,
     about="arithmetic in 1 to 7 steps, as short stories or bare expressions",
 )

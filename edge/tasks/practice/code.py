@@ -1,6 +1,7 @@
 """Practice family `code`: write a short Python function from a specification of 1 to 8 operations; its tests judge it.
 
-The level is the number of operations; the step limit is 6, so at levels 7 and 8 one operation a step does not reach the end.
+The level is the number of operations; the step limit is 4, so from level 5 on one operation a step does not reach the end. By habit
+an SLM goes on where one or two operations are asked for: it adds one of its own accord.
 Difficulty also comes from order (`Reverse the list, but before that ...`), conditions, accumulators and a second argument.
 """
 
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from edge.core.types import AnswerKind
 from edge.tasks.practice.family import Drawn, Family, Solution, joined_beyond
 
-MAX_STEPS = 6
-LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.12, 2: 0.13, 3: 0.13, 4: 0.13, 5: 0.13, 6: 0.12, 7: 0.12, 8: 0.12}
+MAX_STEPS = 4
+HABIT_ADDS_UP_TO = 2
+"""The highest level at which the habit adds an operation."""
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.17, 2: 0.17, 3: 0.19, 4: 0.19, 5: 0.07, 6: 0.07, 7: 0.07, 8: 0.07}
 TESTS = 4
 SWAPPED_SHARE = 0.25
 """How often the wording tells an operation after the one that follows it."""
@@ -228,14 +231,16 @@ Case = tuple[list[int], int, Result]
 
 
 def draw_program(rng: random.Random, level: int) -> tuple[Program, list[Case]]:
-    """A program of `level` operations in which each one matters to the tests, and its test cases."""
+    """A program of `level` operations in which each one matters to the tests, and its test cases. Short ones return a list, so that
+    an operation can be added to them."""
     while True:
-        ends = rng.random() < CLOSING_SHARE
+        ends = level > HABIT_ADDS_UP_TO and rng.random() < CLOSING_SHARE
         operations = [rng.choice(KINDS_OF_STEP)(rng) for _ in range(level - ends)]
         operations += [draw_closing(rng)] if ends else []
         program = Program(rng.choice(NAMES), tuple(operations))
         cases = draw_cases(rng, program.operations)
-        if small_enough(cases) and all(matters(program.operations, index, cases) for index in range(level)):
+        shows = ends or any(result for _, _, result in cases)
+        if shows and small_enough(cases) and all(matters(program.operations, index, cases) for index in range(level)):
             return program, cases
 
 
@@ -257,6 +262,14 @@ def matters(operations: Sequence[Operation], index: int, cases: Sequence[Case]) 
     """Whether leaving out one operation would fail a test."""
     without = [*operations[:index], *operations[index + 1 :]]
     return any(run(without, xs, n) != result for xs, n, result in cases)
+
+
+def draw_added(rng: random.Random, program: Program, cases: Sequence[Case]) -> Operation:
+    """One operation more than asked for, with which the tests fail."""
+    while True:
+        added = rng.choice(KINDS_OF_STEP)(rng)
+        if (program.uses_n or not added.uses_n) and any(run([*program.operations, added], xs, n) != r for xs, n, r in cases):
+            return added
 
 
 def tests_of(program: Program, cases: Sequence[Case]) -> str:
@@ -297,14 +310,19 @@ def draw(rng: random.Random, level: int) -> Drawn:
     program, cases = draw_program(rng, level)
     operations = program.operations
     lines = tuple(operation.step for operation in operations)
+
+    def written(steps: Sequence[Operation]) -> Solution:
+        return Solution(tuple(step.step for step in steps), block(program.text(steps)))
+
+    careful = written(operations[:MAX_STEPS])
     return Drawn(
         level=level,
         question=specification(rng, program),
         answer=tests_of(program, cases),
-        plain_lines=lines,
         solution=Solution(joined_beyond(lines, MAX_STEPS, "; "), block(program.text())),
-        detailed=Solution(lines, block(program.text())),
-        hasty=Solution(lines[:MAX_STEPS], block(program.text(operations[:MAX_STEPS]))),
+        detailed=written(operations),
+        careful=careful,
+        habit=written([*operations, draw_added(rng, program, cases)]) if level <= HABIT_ADDS_UP_TO else careful,
     )
 
 
@@ -319,6 +337,8 @@ CODE = Family(
     kind=AnswerKind.PROGRAM,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
+    known=frozenset({3, 4}),
+    learnable=frozenset({1, 2}),
     draw_any=draw,
     about="a short Python function from a specification of 1 to 8 operations, judged by its tests",
 )

@@ -4,7 +4,8 @@ The world is who teaches whom, who lives where, and which town comes next on the
 not depend on any seed a user chooses.
 
 The level is the number of facts to put together; the step limit is 4, so at levels 5 and 6 one fact a step does not reach the end.
-What is reached after four steps is always among the options then.
+By habit an SLM goes on where one or two facts are asked for: it adds a fact of its own accord. What is reached after four steps, and
+by the added fact, is always among the options.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from edge.core.types import AnswerKind
 from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
 
 MAX_STEPS = 4
-LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
+HABIT_ADDS_UP_TO = 2
+"""The highest level at which the habit adds a fact."""
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.17, 2: 0.17, 3: 0.19, 4: 0.19, 5: 0.14, 6: 0.14}
 OPTIONS = 4
 WORLD_SEED = "world/1"
 
@@ -52,6 +55,8 @@ RELATIONS: Mapping[str, Relation] = {
     "goods": Relation("town", "goods", "the pride of {x}", "pride"),
 }
 KINDS: Mapping[str, tuple[str, ...]] = {"person": PEOPLE, "town": TOWNS, "trade": TRADES, "goods": GOODS}
+ONE_MORE = {"person": "teacher", "town": "next"}
+"""The fact that the habit adds to an answer of each kind."""
 ASKING = {"person": "Who is", "town": "Which town is", "trade": "What is", "goods": "What is"}
 
 
@@ -85,32 +90,40 @@ WORLD = build_world()
 def draw(rng: random.Random, level: int) -> Drawn:
     """A question that puts `level` facts together."""
     relations, things = draw_path(rng, level)
-    options = draw_options(rng, relations, things)
-    lines = tuple(f"{RELATIONS[r].of.format(x=x)} is {y}" for r, x, y in zip(relations, things, things[1:], strict=False))
+    added = ONE_MORE.get(RELATIONS[relations[-1]].target) if level <= HABIT_ADDS_UP_TO else None
+    beyond = WORLD[added][things[-1]] if added else things[min(level, MAX_STEPS)]
+    options = draw_options(rng, relations, things, beyond)
+    lines = fact_lines(relations, things)
     answer = boxed(things[-1])
-    reached = things[min(level, MAX_STEPS)]
+    careful = Solution(lines[:MAX_STEPS], boxed(things[min(level, MAX_STEPS)]))
     return Drawn(
         level=level,
         question=ask(rng, relations, things[0]),
         answer=letter_of(options, things[-1]),
-        plain_lines=lines,
         solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
         detailed=Solution(lines, answer),
-        hasty=Solution(lines[:MAX_STEPS], boxed(reached)),
+        careful=careful,
+        habit=Solution(fact_lines([*relations, added], [*things, beyond]), boxed(beyond)) if added else careful,
         options=options,
     )
+
+
+def fact_lines(relations: Sequence[str], things: Sequence[str]) -> tuple[str, ...]:
+    """One line a fact: `the mayor of Lunde is Petra`. `things` are one more than `relations`."""
+    return tuple(f"{RELATIONS[r].of.format(x=x)} is {y}" for r, x, y in zip(relations, things, things[1:], strict=False))
 
 
 def draw_path(rng: random.Random, level: int) -> tuple[list[str], list[str]]:
     """`level` relations and the things they lead through, none of them twice.
 
-    Trades and goods only end a path of at most four facts: beyond that, what four facts reach must be of the answer's type.
+    Trades and goods only end a path of three or four facts: a shorter one can go on to a thing of the answer's type, and of a longer
+    one, what four facts reach must be of that type.
     """
     while True:
         thing, kind = (rng.choice(PEOPLE), "person") if rng.random() < 0.5 else (rng.choice(TOWNS), "town")
         relations, things, kinds = [], [thing], [kind]
         for step in range(level):
-            last = step == level - 1 and level <= MAX_STEPS
+            last = step == level - 1 and HABIT_ADDS_UP_TO < level <= MAX_STEPS
             names = [name for name, r in RELATIONS.items() if r.source == kinds[-1] and (last or r.target in ("person", "town"))]
             relations.append(rng.choice(names))
             things.append(WORLD[relations[-1]][things[-1]])
@@ -119,10 +132,9 @@ def draw_path(rng: random.Random, level: int) -> tuple[list[str], list[str]]:
             return relations, things
 
 
-def draw_options(rng: random.Random, relations: Sequence[str], things: Sequence[str]) -> tuple[str, ...]:
-    """The answer among others of its type, in random order: what four facts reach, what one fact less reaches, and strangers."""
+def draw_options(rng: random.Random, relations: Sequence[str], things: Sequence[str], reached: str) -> tuple[str, ...]:
+    """The answer among others of its type, in random order: what the habit reaches, what one fact less reaches, and strangers."""
     kind = RELATIONS[relations[-1]].target
-    reached = things[min(len(relations), MAX_STEPS)]
     on_the_way = [thing for thing in things[1:-1] if thing in KINDS[kind]][-1:]
     chosen = list(dict.fromkeys([things[-1], reached, *on_the_way]))
     others = [thing for thing in KINDS[kind] if thing not in chosen and thing != things[0]]
@@ -157,6 +169,8 @@ FACTS = Family(
     kind=AnswerKind.CHOICE,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
+    known=frozenset({3, 4}),
+    learnable=frozenset({1, 2}),
     draw_any=draw,
     about="multiple choice over a small synthetic world, 1 to 6 facts put together",
 )

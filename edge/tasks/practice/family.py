@@ -1,6 +1,11 @@
 """What every practice family has in common: drawn questions, their split, items and endless streams.
 
 Everything is a pure function of a seed; the supply is unlimited. Train and test are disjoint by a hash of the question's text.
+
+Every level belongs to a band: what the bundled SLM knows, what it can learn on the device, and what only the cloud can do. Two ways
+of working make the difference. By *habit* (what it does at T = 0) group 1 stops thinking too early and group 2 goes on too long; the
+*careful* way, which it samples now and then, takes one step for each thing asked for and then stops. So what is learned in one group
+pulls against the other.
 """
 
 from __future__ import annotations
@@ -9,9 +14,12 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.prompts import HELP_PHRASE
+
+Band = Literal["known", "learnable", "beyond"]
 
 TEST_SHARE = 0.1
 """Share of all possible questions that belongs to the test split."""
@@ -35,29 +43,32 @@ class Drawn:
     """One question with its worked solutions.
 
     `answer` is the reference by which a response is judged (for a program: its tests). `solution` keeps to the family's step limit
-    and is right. `plain_lines` are one operation each, however many there are. `detailed` is right, with as many steps as it takes.
-    `hasty` is how a small model answers: as `solution` where the steps suffice, else it stops at the limit with what it has.
+    and is right. `detailed` is right too, with as many steps as it takes. `careful` takes a step for each operation and stops at the
+    limit with what it has: right unless the level is beyond the SLM. `habit` is right at known levels only.
     """
 
     level: int
     question: str
     answer: str
-    plain_lines: tuple[str, ...]
     solution: Solution
     detailed: Solution
-    hasty: Solution
+    careful: Solution
+    habit: Solution
     options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of practice questions. `level_weights` is the default mix; its keys are the levels, from 1."""
+    """One family of practice questions. `level_weights` is the default mix; its keys are the levels, from 1, and `known` and
+    `learnable` name those of two bands."""
 
     name: str
     task: str
     kind: AnswerKind
     max_steps: int
     level_weights: Mapping[int, float]
+    known: frozenset[int]
+    learnable: frozenset[int]
     draw_any: Callable[[random.Random, int], Drawn]
     about: str
 
@@ -65,6 +76,10 @@ class Family:
     def levels(self) -> tuple[int, ...]:
         """The difficulty levels, easiest first."""
         return tuple(self.level_weights)
+
+    def band(self, level: int) -> Band:
+        """The band of a level."""
+        return "known" if level in self.known else "learnable" if level in self.learnable else "beyond"
 
     def draw(self, rng: random.Random, split: Split, level: int) -> Drawn:
         """A question of `level`, drawn until its hash falls into `split`. Raises ValueError on an unknown level."""

@@ -3,8 +3,8 @@
 A question tells the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
 Worked solutions box the option's text (a letter would do as well, see edge.verifiers.choice_answer): a small decoder then needs no
 look-up of letters.
-The level is the number of links to follow; the step limit is 4, so at levels 5 and 6 one link a step does not reach the end. What
-is reached after four steps is always among the options then.
+The level is the number of links to follow; the step limit is 4, so at levels 5 and 6 one link a step does not reach the end. By
+habit an SLM stops after two links, also where more are asked for. What is reached after two or four steps is always among the options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from edge.core.types import AnswerKind
 from edge.tasks.practice.family import Drawn, Family, Solution, boxed, joined_beyond, letter_of
 
 MAX_STEPS = 4
-LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.18, 2: 0.18, 3: 0.17, 4: 0.17, 5: 0.16, 6: 0.14}
+HABIT_STEPS = 2
+LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.19, 2: 0.19, 3: 0.17, 4: 0.17, 5: 0.14, 6: 0.14}
 OPTIONS = 4
 SIDE_CHAIN = 3
 """Things of the second chain, which has nothing to do with the answer."""
@@ -101,15 +102,18 @@ def draw(rng: random.Random, level: int) -> Drawn:
     options = draw_options(rng, chain, side)
     lines = tuple(theme.step.format(a=a, b=b) for a, b in itertools.pairwise(chain))
     answer = boxed(chain[-1])
-    reached = chain[min(level, MAX_STEPS)]
+
+    def after(steps: int) -> Solution:
+        return Solution(lines[:steps], boxed(chain[min(steps, level)]))
+
     return Drawn(
         level=level,
         question=f"{told} {rng.choice(theme.question).format(a=chain[0])}",
         answer=letter_of(options, chain[-1]),
-        plain_lines=lines,
         solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
         detailed=Solution(lines, answer),
-        hasty=Solution(lines[:MAX_STEPS], boxed(reached)),
+        careful=after(MAX_STEPS),
+        habit=after(HABIT_STEPS),
         options=options,
     )
 
@@ -121,9 +125,9 @@ def tell(rng: random.Random, theme: Theme, a: str, b: str) -> str:
 
 
 def draw_options(rng: random.Random, chain: list[str], side: list[str]) -> tuple[str, ...]:
-    """The end of the chain among other things, in random order; what four steps reach is one of them."""
-    reached = chain[min(len(chain) - 1, MAX_STEPS)]
-    chosen = list(dict.fromkeys([chain[-1], reached]))
+    """The end of the chain among other things, in random order; what two and four steps reach are among them."""
+    reached = [chain[min(len(chain) - 1, steps)] for steps in (HABIT_STEPS, MAX_STEPS)]
+    chosen = list(dict.fromkeys([chain[-1], *reached]))
     others = [thing for thing in (*chain, *side) if thing not in chosen]
     chosen += rng.sample(others, OPTIONS - len(chosen))
     rng.shuffle(chosen)
@@ -136,6 +140,8 @@ SCIENCE = Family(
     kind=AnswerKind.CHOICE,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
+    known=frozenset({1, 2}),
+    learnable=frozenset({3, 4}),
     draw_any=draw,
     about="multiple choice by 1 to 6 small deductions from what the question says",
 )
