@@ -284,6 +284,7 @@ class StepRow(Struct, frozen=True, gc=False):
     dual_proportional: float = 0.0
     dual_window: int = 1
     dual_ceiling: float = math.inf
+    own_rate: float | None = None
 
 
 class TaskRow(Struct, frozen=True, gc=False):
@@ -452,7 +453,8 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
 
 class CloseStepRequest(Struct, frozen=True, gc=False):
     """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
-    not called for. `refused`: a budget refused calls of this step.
+    not called for. `refused`: a budget refused calls of this step. `own_rate`: the share that would have asked without the device's help
+    bias, which moves λ in place of help_units / total_units (None: there was none).
     """
 
     device: str
@@ -463,6 +465,7 @@ class CloseStepRequest(Struct, frozen=True, gc=False):
     now: float
     refused: bool = False
     uncalled_units: int = 0
+    own_rate: float | None = None
 
 
 class BudgetView(Struct, frozen=True, gc=False):

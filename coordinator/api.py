@@ -199,7 +199,13 @@ class DeviceApi:
         """Report a step and move λ exactly once."""
         self._fleet.admit(caller.device)
         closed = await self._controller.close_step(
-            caller.device, request.task, request.step, request.total_units, request.help_units, request.uncalled_units
+            caller.device,
+            request.task,
+            request.step,
+            request.total_units,
+            request.help_units,
+            request.uncalled_units,
+            request.own_rate if request.HasField("own_rate") else None,
         )
         return codec.encode_step_closed(closed)
 

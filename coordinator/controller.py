@@ -96,7 +96,14 @@ class StepController:
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
 
     async def close_step(
-        self, device: str, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0
+        self,
+        device: str,
+        task: str,
+        step: int,
+        total_units: int,
+        help_units: int,
+        uncalled_units: int = 0,
+        own_rate: float | None = None,
     ) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
@@ -104,9 +111,11 @@ class StepController:
             raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
         if uncalled_units > help_units:
             raise InvalidRequest(f"{uncalled_units} of {help_units} requests for help cannot have gone without a call")
+        if own_rate is not None and not 0.0 <= own_rate <= 1.0:
+            raise InvalidRequest(f"own_rate must lie in [0, 1], not {own_rate}")
         refused = step in self._refused_steps.get((device, task), ())
         request = CloseStepRequest(
-            device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units
+            device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
         )
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)

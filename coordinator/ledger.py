@@ -616,7 +616,8 @@ class Ledger:
         own_units = min(request.total_units, MOST_ROUND_UNITS)
         lr = shared_lr(row.dual_lr, own_units, round_units) if round_units else row.dual_lr
         rule = ProportionalIntegral(lr, row.dual_proportional, row.dual_window, row.dual_ceiling)
-        after = proportional_integral_step(before, rate, row.target_rate, rule)
+        acts_on = rate if request.own_rate is None else request.own_rate
+        after = proportional_integral_step(before, acts_on, row.target_rate, rule)
         closed = replace(
             row,
             closed=True,
@@ -627,6 +628,7 @@ class Ledger:
             discrepancies=self._discrepancies(row, request),
             dual_before=before.dual,
             round_units=round_units,
+            own_rate=request.own_rate,
         )
         self._tables.put_step(closed)
         if price:
@@ -973,4 +975,5 @@ def _close_data(row: StepRow) -> dict[str, Any]:
     names = ("device", "task", "step", "total_units", "help_units")
     reals = {name: getattr(row, name).hex() for name in ("dual_after", "assist_rate")}
     shared = {"dual_before": row.dual_before.hex(), "round_units": row.round_units} if row.price else {}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared, "discrepancies": list(row.discrepancies)}
+    own = {} if row.own_rate is None else {"own_rate": row.own_rate.hex()}
+    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **own, "discrepancies": list(row.discrepancies)}

@@ -440,7 +440,8 @@ class Replay:
         lr = float.fromhex(row["dual_lr"])
         lr = shared_lr(lr, min(data["total_units"], MOST_ROUND_UNITS), round_units) if round_units else lr
         state = DualState(float.fromhex(before), tuple(map(float.fromhex, (price or task)["recent"])))
-        moved = proportional_integral_step(state, rate, float.fromhex(row["target_rate"]), _rule_of(row, lr))
+        acts_on = float.fromhex(data["own_rate"]) if "own_rate" in data else rate
+        moved = proportional_integral_step(state, acts_on, float.fromhex(row["target_rate"]), _rule_of(row, lr))
         dual, recent = moved.dual.hex(), [value.hex() for value in moved.recent]
         self._require(data["assist_rate"] == rate.hex(), f"assist rate {data['assist_rate']} where {rate.hex()} follows")
         self._require(data["dual_after"] == dual, f"λ {data['dual_after']} where {dual} follows")

@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "step": (
         *("device", "task", "step", "planned_prompts", "group_size", "dual", "target_rate", "dual_lr", "call_credit", "closed"),
         *("total_units", "help_units", "dual_after", "assist_rate", "discrepancies", "price", "dual_before", "round_units"),
-        *("dual_proportional", "dual_window", "dual_ceiling"),
+        *("dual_proportional", "dual_window", "dual_ceiling", "own_rate"),
     ),
     "task_state": ("device", "task", "dual", "target_rate", "next_step", "version", *_amounts("charged"), "price", "recent"),
     "price": ("key", "dual", "updates", "units", "recent"),

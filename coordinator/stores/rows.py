@@ -75,7 +75,8 @@ def step_of(row: Sequence[Any]) -> StepRow:
     closed: tuple[Any, ...] = (_flag(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
     shared: tuple[Any, ...] = (row[15], float.fromhex(row[16]), row[17])
     rule: tuple[Any, ...] = (float.fromhex(row[18]), row[19], float.fromhex(row[20]))
-    return StepRow(*opened, *closed, *shared, *rule)
+    own_rate = float.fromhex(row[21]) if row[21] else None
+    return StepRow(*opened, *closed, *shared, *rule, own_rate)
 
 
 def _flag(value: int) -> bool:
@@ -92,7 +93,8 @@ def step_values(row: StepRow) -> tuple[Any, ...]:
     closed = (int(row.closed), row.total_units, row.help_units, row.dual_after.hex(), row.assist_rate.hex())
     shared = (row.price, row.dual_before.hex(), row.round_units)
     rule = (row.dual_proportional.hex(), row.dual_window, row.dual_ceiling.hex())
-    return (*head, *opened, *closed, json.dumps(row.discrepancies), *shared, *rule)
+    own = "" if row.own_rate is None else row.own_rate.hex()
+    return (*head, *opened, *closed, json.dumps(row.discrepancies), *shared, *rule, own)
 
 
 def task_of(row: Sequence[Any]) -> TaskRow:

@@ -92,10 +92,12 @@ class WatchedClient:
         with self._watching():
             return self._noted(await self._client.get_call(call_key))
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
         """Report a step and move λ."""
         with self._watching():
-            return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
+            return await self._client.close_step(task, step, total_units, help_units, uncalled_units, own_rate)
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""

@@ -77,12 +77,14 @@ class EgressClient:
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} begins", "OpenStep", payload)):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
         """Report a step and move λ."""
         self._refuse_labels([task])
-        payload = codec.encode_close_step(task, step, total_units, help_units, uncalled_units).SerializeToString()
+        payload = codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate).SerializeToString()
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} is done", "CloseStep", payload)):
-            return await self._client.close_step(task, step, total_units, help_units, uncalled_units)
+            return await self._client.close_step(task, step, total_units, help_units, uncalled_units, own_rate)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once. Raises Withheld when the call may not be sent."""

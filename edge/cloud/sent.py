@@ -146,6 +146,7 @@ class SentReader:
             "total_units",
             "help_units",
             "uncalled_units",
+            "own_rate",
         ]
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608
         return [dict(zip(names, row, strict=True)) for row in rows]

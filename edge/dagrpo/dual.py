@@ -104,6 +104,11 @@ def help_bias_step(bias: float, assist_rate: float, target_rate: float, gain: fl
     return min(MOST_BIAS, max(-MOST_BIAS, wanted))
 
 
+def help_rate(log_odds_N: Sequence[float | None]) -> float:
+    """The expected share of responses that ask, from the log-odds of asking at each one's decision (None: it reached none)."""
+    return mean([0.0 if one is None else 1.0 / (1.0 + math.exp(-one)) for one in log_odds_N])
+
+
 def replay(dual: float, steps: Iterable[tuple[float, float, float]]) -> list[float]:
     """λ after each (assist_rate, target_rate, lr) in order, starting from `dual`; what a ledger's verifier recomputes."""
     trace: list[float] = []

@@ -49,6 +49,7 @@ class StepManifest:
             "total_units": self.units.total,
             "help_units": self.units.help,
             "uncalled_units": self.units.uncalled,
+            "own_rate": self.units.own_rate,
             "position": asdict(self.position),
             "source": self.source,
             "cursor_seed": self.cursor_seed,
@@ -64,7 +65,7 @@ class StepManifest:
         """Of what `to_json` made, in this version or an older one."""
         return cls(
             opened=OpenStep(**data["opened"]),
-            units=StepUnits(data["total_units"], data["help_units"], data.get("uncalled_units", 0)),
+            units=StepUnits(data["total_units"], data["help_units"], data.get("uncalled_units", 0), data.get("own_rate")),
             position=Position(**data["position"]),
             source=data["source"],
             cursor_seed=data["cursor_seed"],

@@ -17,6 +17,7 @@ from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed, stream
 from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem
+from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import prompt_messages
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
@@ -59,7 +60,7 @@ class Batch:
     @classmethod
     def of(cls, plan: StepPlan, opened: OpenStep) -> Batch:
         """Of a step that is open at the coordinator, or made offline."""
-        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here, opened.help_bias)
+        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here, opened.help_bias or 0.0)
 
 
 class ResponseOutcome(StrEnum):
@@ -306,12 +307,13 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
     )
 
 
-def step_units(groups: Sequence[ScoredGroup]) -> StepUnits:
-    """What Ĵ_c is made of: the responses, and those that validly asked.
+def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False) -> StepUnits:
+    """What Ĵ_c is made of: the responses, and those that validly asked; of rollouts with a help bias also how many would have without.
 
     Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during
     an outage, and every device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
     uncalled = sum(scored.outcome in (ResponseOutcome.UNCALLED, ResponseOutcome.UNSENT) for scored in responses)
-    return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled)
+    own_rate = help_rate([scored.response.help_log_odds for scored in responses]) if with_bias else None
+    return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled, own_rate)

@@ -127,7 +127,7 @@ class LearningStep:
         before = next(iter(self._roles.state.steps(last=1)), None)
         return StepManifest(
             opened=opened,
-            units=step_units(groups),
+            units=step_units(groups, with_bias=opened.help_bias is not None),
             position=Position(plan.step, plan.phase, plan.phase_step),
             source=plan.source,
             cursor_seed=plan.cursor_seed,

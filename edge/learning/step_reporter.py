@@ -23,7 +23,7 @@ from edge.state.rows import Report, StepUnits, Terms
 class OpenStep:
     """A step under way: its number at the coordinator, λ, τ and b for all of it, and whether the coordinator knows of it.
 
-    `help_bias`: b, nats that the rollouts' policy has on the decision to ask.
+    `help_bias`: b, nats that the rollouts' policy has on the decision to ask (None: λ alone holds the rate).
     """
 
     task: str
@@ -33,7 +33,7 @@ class OpenStep:
     planned_prompts: int
     group_size: int
     offline: bool
-    help_bias: float = 0.0
+    help_bias: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,12 @@ class StepReporter:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(after, dual=closed.dual_after), None)
 
-    def _help_bias(self, task: str) -> float:
+    def _help_bias(self, task: str) -> float | None:
         """b of the task's next step, from its last committed one."""
-        last = self._state.last_step(task) if self._dial_in_loop else None
-        if last is None:
+        if not self._dial_in_loop:
+            return None
+        last = self._state.last_step(task)
+        if last is None or last.control.help_bias is None:
             return 0.0
         return help_bias_step(last.control.help_bias, last.control.assist_rate, last.control.target_rate)
 
@@ -130,7 +132,9 @@ class StepReporter:
 
     async def _closed(self, report: Report) -> StepClosed:
         units = report.units
-        return await self._client.close_step(report.task, report.task_step, units.total, units.help, units.uncalled)
+        return await self._client.close_step(
+            report.task, report.task_step, units.total, units.help, units.uncalled, units.own_rate
+        )
 
     async def deliver(self) -> None:
         """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""

@@ -179,8 +179,11 @@ class CoordinatorClient(Protocol):
         """Stop waiting for a call; who waits gets CallCancelled. Raises NotFound."""
         ...
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
-        """Report a step and move λ."""
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
+        """Report a step and move λ. `own_rate`: the share that would have asked without the help bias of the rollouts, which λ then acts
+        on in place of help_units / total_units (None: there was no bias)."""
         ...
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

@@ -255,10 +255,17 @@ def encode_open_step(task: str, step: int, planned_prompts: int, group_size: int
     )
 
 
-def encode_close_step(task: str, step: int, total_units: int, help_units: int, uncalled_units: int) -> step_pb2.CloseStepRequest:
+def encode_close_step(
+    task: str, step: int, total_units: int, help_units: int, uncalled_units: int, own_rate: float | None = None
+) -> step_pb2.CloseStepRequest:
     """The request that reports a learning step."""
     return step_pb2.CloseStepRequest(
-        task=task, step=step, total_units=total_units, help_units=help_units, uncalled_units=uncalled_units
+        task=task,
+        step=step,
+        total_units=total_units,
+        help_units=help_units,
+        uncalled_units=uncalled_units,
+        own_rate=own_rate,
     )
 
 

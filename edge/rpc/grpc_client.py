@@ -119,9 +119,11 @@ class GrpcCoordinatorClient:
         request = _encode(lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
         return codec.decode_step_opened(await self._control("OpenStep", request))
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(lambda: codec.encode_close_step(task, step, total_units, help_units, uncalled_units))
+        request = _encode(lambda: codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate))
         return codec.decode_step_closed(await self._control("CloseStep", request))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

@@ -93,14 +93,14 @@ class PriceRate:
 @dataclass(frozen=True, slots=True)
 class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
-    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (0 in older steps)."""
+    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate)."""
 
     assist_rate: float
     target_rate: float
     dual_before: float
     dual_after: float
     offline: bool
-    help_bias: float = 0.0
+    help_bias: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,9 @@ class StateFolder(StateReader):
     def _queue(self, report: Report) -> None:
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)
         self._db.execute(
-            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units, uncalled_units)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*place, report.units.total, report.units.help, report.units.uncalled),
+            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
+            " uncalled_units, own_rate) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, report.units.total, report.units.help, report.units.uncalled, report.units.own_rate),
         )
 
 

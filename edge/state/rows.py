@@ -86,11 +86,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class StepUnits:
-    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for."""
+    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
+
+    `own_rate`: the share that would have asked without the rollouts' help bias (None: there was none)."""
 
     total: int
     help: int
     uncalled: int = 0
+    own_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -63,11 +63,15 @@ CREATE TABLE adapters (version INTEGER PRIMARY KEY, folder TEXT NOT NULL, create
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
     group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL,
-    uncalled_units INTEGER NOT NULL DEFAULT 0
+    uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
 {_OF_VERSION_3}"""
-_MIGRATIONS = {1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;", 2: _OF_VERSION_3}
+_MIGRATIONS = {
+    1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
+    2: _OF_VERSION_3,
+    3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
+}
 """From each older version to the next."""
 
 

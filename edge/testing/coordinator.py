@@ -198,7 +198,9 @@ class ScriptedCoordinatorClient:
             raise NotFound(f"no call has the key {call_key!r}")
         return self._results[call_key][1]
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
         """Move λ once."""
         self._fail_if_told("close_step")
         state = self._task(task)
@@ -208,7 +210,7 @@ class ScriptedCoordinatorClient:
             raise _mismatch(state, step)
         if not 0 <= uncalled_units <= help_units <= total_units or total_units == 0:
             raise InvalidRequest(f"{uncalled_units} of {help_units} of {total_units} units cannot be")
-        return self._close(state, state.opened, total_units, help_units)
+        return self._close(state, state.opened, total_units, help_units, own_rate)
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The budget so far."""
@@ -277,10 +279,13 @@ class ScriptedCoordinatorClient:
         self._results[call.call_key] = (call, completion)
         return completion
 
-    def _close(self, state: _TaskState, opened: StepOpened, total_units: int, help_units: int) -> StepClosed:
+    def _close(
+        self, state: _TaskState, opened: StepOpened, total_units: int, help_units: int, own_rate: float | None
+    ) -> StepClosed:
         rate = help_units / total_units
         before = state.price.state
-        state.price.state = proportional_integral_step(before, rate, opened.target_rate, self._terms.rule)
+        acts_on = rate if own_rate is None else own_rate
+        state.price.state = proportional_integral_step(before, acts_on, opened.target_rate, self._terms.rule)
         state.closed = StepClosed(opened.task, opened.step, before.dual, state.price.dual, rate)
         state.reported = (total_units, help_units)
         state.next_step, state.opened = opened.step + 1, None

@@ -28,9 +28,11 @@ KNOWN = {
         "D",
     ),
     "code": (
-        "I need a Python function solve(xs, n) for a list of numbers xs and a number n. First add n to every number, but before that double the numbers above 8.",
+        "I need a Python function solve(xs, n) for a list of numbers xs and a number n. First add n to every number, but before that "
+        "double the numbers above 8.",
         (),
-        "assert solve([4, 7, 14, 13, -4, -2, 20, -9], 2) == [6, 9, 30, 28, -2, 0, 42, -7]\nassert solve([16, 14, -9, -8, 5], 3) == [35, 31, -6, -5, 8]\n"
+        "assert solve([4, 7, 14, 13, -4, -2, 20, -9], 2) == [6, 9, 30, 28, -2, 0, 42, -7]\n"
+        "assert solve([16, 14, -9, -8, 5], 3) == [35, 31, -6, -5, 8]\n"
         "assert solve([12, 5, 14, -9, -9, 10], 2) == [26, 7, 30, -7, -7, 22]\nassert solve([9, -4, -3, -2, -7], 7) == [25, 3, 4, 5, 0]\n",
     ),
 }

@@ -26,7 +26,7 @@ class History:
     folders: tuple[Path, ...]
 
 
-LEDGER = History(6, (_FOLDER / "versions",))
+LEDGER = History(7, (_FOLDER / "versions",))
 
 
 def revision_of(version: int) -> str:

@@ -35,18 +35,20 @@ class OpenStepResponse(_message.Message):
     def __init__(self, task: _Optional[str] = ..., step: _Optional[int] = ..., dual: _Optional[float] = ..., target_rate: _Optional[float] = ..., call_credit: _Optional[int] = ...) -> None: ...
 
 class CloseStepRequest(_message.Message):
-    __slots__ = ("task", "step", "total_units", "help_units", "uncalled_units")
+    __slots__ = ("task", "step", "total_units", "help_units", "uncalled_units", "own_rate")
     TASK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOTAL_UNITS_FIELD_NUMBER: _ClassVar[int]
     HELP_UNITS_FIELD_NUMBER: _ClassVar[int]
     UNCALLED_UNITS_FIELD_NUMBER: _ClassVar[int]
+    OWN_RATE_FIELD_NUMBER: _ClassVar[int]
     task: str
     step: int
     total_units: int
     help_units: int
     uncalled_units: int
-    def __init__(self, task: _Optional[str] = ..., step: _Optional[int] = ..., total_units: _Optional[int] = ..., help_units: _Optional[int] = ..., uncalled_units: _Optional[int] = ...) -> None: ...
+    own_rate: float
+    def __init__(self, task: _Optional[str] = ..., step: _Optional[int] = ..., total_units: _Optional[int] = ..., help_units: _Optional[int] = ..., uncalled_units: _Optional[int] = ..., own_rate: _Optional[float] = ...) -> None: ...
 
 class CloseStepResponse(_message.Message):
     __slots__ = ("task", "step", "dual_before", "dual_after", "assist_rate", "discrepancies")

@@ -147,9 +147,11 @@ class LoggedClient(SimulatedClient):
         opened: StepOpened = await self._noted("open_step", f"{task}#{step}", opening)
         return opened
 
-    async def close_step(self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0) -> StepClosed:
+    async def close_step(
+        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
+    ) -> StepClosed:
         """Report a step."""
-        closing = super().close_step(task, step, total_units, help_units, uncalled_units)
+        closing = super().close_step(task, step, total_units, help_units, uncalled_units, own_rate)
         closed: StepClosed = await self._noted("close_step", f"{task}#{step}", closing)
         return closed
 
