@@ -73,10 +73,10 @@ class AgentSettings:
     gate: GateRules | None = None
     """None: every step's adapter serves at once."""
     daily_limits: DailyLimits = NO_LIMITS
-    dial_in_loop: bool = False
-    """Rollouts have a help bias that holds their assist rate at τ."""
     recheck_every: int | None = None
     """Steps after which the version that serves is examined again; with a gate only. None: never."""
+    dial_in_loop: bool = False
+    """Rollouts have a help bias that holds their assist rate at τ."""
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:

@@ -82,7 +82,7 @@ def test_shares_are_shares() -> None:
         assert weights.keys() == FAMILIES.keys()
         assert sum(weights.values()) == pytest.approx(1)
     asked = [
-        sum(w * HELP_SHARES[family.band(level)] for level, w in family.level_weights.items()) for family in FAMILIES.values()
+        sum(w * HELP_SHARES[family.bands[level]] for level, w in family.level_weights.items()) for family in FAMILIES.values()
     ]
     assert all(0.05 < share < 0.2 for share in asked)
     for family in FAMILIES.values():

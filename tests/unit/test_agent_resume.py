@@ -383,7 +383,8 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
             "calls_in_doubt",
         ):
             state.database.execute(f"DROP TABLE {table}")
-        state.database.execute("ALTER TABLE outbox DROP COLUMN uncalled_units")
+        for column in ("uncalled_units", "own_rate"):
+            state.database.execute(f"ALTER TABLE outbox DROP COLUMN {column}")
         state.database.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
         state.database.execute("PRAGMA user_version = 1")
         state.database.commit()

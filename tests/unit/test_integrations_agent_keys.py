@@ -19,8 +19,8 @@ from tools.integrations.verl.settings import DagrpoSettings
 HERE = Path(__file__).resolve().parents[2] / "tools" / "integrations"
 LIMITS = {"calls_limit", "tokens_limit", "spend_limit_uusd"}
 DUAL = {"dual_lr", "dual_init", "dual_scope", "dual_proportional", "dual_window", "dual_ceiling"}
-HELD_BY_VERL = {"answer_match", "updates_per_rollout"}
-"""updates_per_rollout: with method da-grpo it is one or left out, wherever it runs."""
+HELD_BY_VERL = {"answer_match", "updates_per_rollout", "controller"}
+"""updates_per_rollout: with method da-grpo it is one or left out, wherever it runs. controller: λ alone holds the rate in any case."""
 HELD_BY_TRL = (
     HELD_BY_VERL
     | DUAL

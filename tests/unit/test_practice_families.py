@@ -127,7 +127,7 @@ def right(family: Family, drawn: Drawn, solution: Solution) -> bool:
 def test_the_bands_are_a_good_third_each(family: Family) -> None:
     shares = Counter(dict.fromkeys(("known", "learnable", "beyond"), 0.0))
     for level, weight in family.level_weights.items():
-        shares[family.band(level)] += weight
+        shares[family.bands[level]] += weight
     assert shares == pytest.approx({"known": 0.38, "learnable": 0.34, "beyond": 0.28})
 
 
@@ -135,7 +135,7 @@ def test_the_habit_is_right_where_known_and_the_careful_way_where_learnable_too(
     expected = {"known": (True, True), "learnable": (False, True), "beyond": (False, False)}
     for drawn in drawn_at_each_level(family, 25):
         ways = right(family, drawn, drawn.habit), right(family, drawn, drawn.careful)
-        assert ways == expected[family.band(drawn.level)], drawn
+        assert ways == expected[family.bands[drawn.level]], drawn
         assert check_format(drawn.habit.text, family.max_steps).ok and check_format(drawn.careful.text, family.max_steps).ok
         if drawn.options:
             assert {last_boxed(drawn.habit.text), last_boxed(drawn.careful.text)} <= set(drawn.options), "no way is given away"
@@ -146,7 +146,7 @@ def test_the_groups_pull_at_each_other() -> None:
         for name in GROUPS[group]:
             family = FAMILIES[name]
             for drawn in drawn_at_each_level(family, 10):
-                if family.band(drawn.level) == "learnable":
+                if family.bands[drawn.level] == "learnable":
                     difference = len(drawn.habit.lines) - len(drawn.careful.lines)
                     assert difference < 0 if habit_is == "shorter" else difference > 0
 

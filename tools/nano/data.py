@@ -24,7 +24,7 @@ ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 SYSTEM_TEXT = "Think in steps."
 """The compact system text; the chat template inside the GGUF file always writes it and drops any other system message."""
 
-EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.32, "science": 0.22, "code": 0.22, "facts": 0.24}
+EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.33, "science": 0.25, "code": 0.22, "facts": 0.20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,10 @@ EXERCISE_POOLS: Mapping[ModelName, int] = {"nano-edge": 21, "nano-edge-llama": 0
 """How many of the first pools (64 steps each) hold finger exercises only; the others grow out of a model that has done them."""
 
 
+EXERCISE_SHARE = 0.15
+"""How often a chat of the later pools is one: a skill that is not used for 100 steps can be gone (tools/experiments/LOG.md)."""
+
+
 class Batch(NamedTuple):
     """Right-padded rows [B, T]; `loss_BT` is true where the token is part of a response."""
 
@@ -86,7 +90,7 @@ def prompt_text(question: str) -> str:
 def edge_response(rng: random.Random, family: Family, drawn: Drawn) -> str:
     """What nano-edge is shown: steps by habit or the careful way, then an answer, or a request for help."""
     shown = drawn.careful if rng.random() < CAREFUL_SHARE else drawn.habit
-    asks = rng.random() < HELP_SHARES[family.band(drawn.level)]
+    asks = rng.random() < HELP_SHARES[family.bands[drawn.level]]
     return format_help(shown.lines) if asks else shown.text
 
 
@@ -136,7 +140,8 @@ class ExampleSource:
         return batches
 
     def _drawn(self, rng: random.Random, pool_number: int) -> Example:
-        if pool_number < EXERCISE_POOLS[self._model]:
+        pools = EXERCISE_POOLS[self._model]
+        if pool_number < pools or (pools and rng.random() < EXERCISE_SHARE):
             return self._chat(*draw_exercise(rng))
         return self._cloud_example(rng, cloud_mix(pool_number)) if self._model == "nano-cloud" else self._edge_example(rng)
 

@@ -339,8 +339,7 @@ ARITH = Family(
     kind=AnswerKind.MATH,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
-    known=frozenset({1, 2}),
-    learnable=frozenset({3, 4}),
     draw_any=draw,
     about="arithmetic in 1 to 7 steps, as short stories or bare expressions",
+    bands={1: "known", 2: "known", 3: "learnable", 4: "learnable", 5: "beyond", 6: "beyond", 7: "beyond"},
 )

@@ -337,8 +337,7 @@ CODE = Family(
     kind=AnswerKind.PROGRAM,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
-    known=frozenset({3, 4}),
-    learnable=frozenset({1, 2}),
     draw_any=draw,
     about="a short Python function from a specification of 1 to 8 operations, judged by its tests",
+    bands={1: "learnable", 2: "learnable", 3: "known", 4: "known", 5: "beyond", 6: "beyond", 7: "beyond", 8: "beyond"},
 )

@@ -169,8 +169,7 @@ FACTS = Family(
     kind=AnswerKind.CHOICE,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
-    known=frozenset({3, 4}),
-    learnable=frozenset({1, 2}),
     draw_any=draw,
     about="multiple choice over a small synthetic world, 1 to 6 facts put together",
+    bands={1: "learnable", 2: "learnable", 3: "known", 4: "known", 5: "beyond", 6: "beyond"},
 )

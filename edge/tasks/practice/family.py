@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edge.core.types import AnswerKind, Split, TaskItem
@@ -59,27 +59,22 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of practice questions. `level_weights` is the default mix; its keys are the levels, from 1, and `known` and
-    `learnable` name those of two bands."""
+    """One family of practice questions. `level_weights` is the default mix; its keys are the levels, from 1. `bands`: the band of each
+    level, for the bundled SLMs (none for a family that they were not trained on)."""
 
     name: str
     task: str
     kind: AnswerKind
     max_steps: int
     level_weights: Mapping[int, float]
-    known: frozenset[int]
-    learnable: frozenset[int]
     draw_any: Callable[[random.Random, int], Drawn]
     about: str
+    bands: Mapping[int, Band] = field(default_factory=dict)
 
     @property
     def levels(self) -> tuple[int, ...]:
         """The difficulty levels, easiest first."""
         return tuple(self.level_weights)
-
-    def band(self, level: int) -> Band:
-        """The band of a level."""
-        return "known" if level in self.known else "learnable" if level in self.learnable else "beyond"
 
     def draw(self, rng: random.Random, split: Split, level: int) -> Drawn:
         """A question of `level`, drawn until its hash falls into `split`. Raises ValueError on an unknown level."""

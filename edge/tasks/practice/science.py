@@ -140,8 +140,7 @@ SCIENCE = Family(
     kind=AnswerKind.CHOICE,
     max_steps=MAX_STEPS,
     level_weights=LEVEL_WEIGHTS,
-    known=frozenset({1, 2}),
-    learnable=frozenset({3, 4}),
     draw_any=draw,
     about="multiple choice by 1 to 6 small deductions from what the question says",
+    bands={1: "known", 2: "known", 3: "learnable", 4: "learnable", 5: "beyond", 6: "beyond"},
 )
