@@ -18,7 +18,7 @@ from edge.config.loader import Flag, Resolved, ValueAt, resolve
 from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
-from edge.dagrpo.dual import MOST_WINDOW
+from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
@@ -247,14 +247,23 @@ class TaskConfig(Section):
         description="What shares one λ: nothing (task), all tasks of a device (global, the paper's), this task on all devices, or all.",
     )
     dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step is closed.")
-    dual_lr: NotNegative = Field(
-        0.01, description="η_λ: how far a closed step moves λ for each unit by which its assist rate misses τ."
+    controller: Controller = Field(
+        "dial",
+        description="The rule of λ that holds where none of the dual_ keys says otherwise: dial, or paper (the integral alone).",
     )
-    dual_proportional: NotNegative = Field(
-        0.0, description="k_p: how much λ holds of what the last reports miss τ by, at once (0: η_λ alone; task and global only)."
+    dual_lr: NotNegative | None = Field(
+        None,
+        description="η_λ: how far a closed step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.02).",
     )
-    dual_window: int = Field(
-        1, ge=1, le=MOST_WINDOW, description="Closed steps whose mean dual_proportional acts on; small batches are noisy."
+    dual_proportional: NotNegative | None = Field(
+        None,
+        description="k_p: how much λ holds of what the last reports miss τ by, at once (null: dial 1.5, paper and fleets 0).",
+    )
+    dual_window: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_WINDOW,
+        description="Closed steps whose mean dual_proportional acts on; small batches are noisy (null: dial 4, paper 1).",
     )
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, so that none winds up that no price would change (null: none)."
@@ -274,6 +283,13 @@ class TaskConfig(Section):
     )
     answer_cache_any_temperature: bool = Field(False, description="Give answers again at temperatures above 0, too.")
 
+    @property
+    def dual_rule(self) -> ProportionalIntegral:
+        """How λ moves; one that many devices move has no proportional part."""
+        shared = self.dual_scope in ("fleet", "fleet_all")
+        proportional = 0.0 if shared else self.dual_proportional
+        return dual_rule(self.controller, self.dual_lr, proportional, 1 if shared else self.dual_window, self.dual_ceiling)
+
     @model_validator(mode="after")
     def _one_source_of_the_target_rate(self) -> TaskConfig:
         if self.target_rate_schedule and "target_rate_from_device" in self.model_fields_set and self.target_rate_from_device:
@@ -282,7 +298,7 @@ class TaskConfig(Section):
 
     @model_validator(mode="after")
     def _rule_that_can_be_kept(self) -> TaskConfig:
-        if self.dual_proportional > 0.0 and self.dual_scope in ("fleet", "fleet_all"):
+        if self.dual_proportional and self.dual_scope in ("fleet", "fleet_all"):
             raise ValueError(
                 f"dual_proportional is for a λ that one device moves: dual_scope task or global, not {self.dual_scope}"
             )

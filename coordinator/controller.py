@@ -76,6 +76,7 @@ class StepController:
     ) -> StepOpened:
         """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
         terms, now = self.terms_of(task), self._clock.now()
+        rule = terms.dual_rule
         request = OpenStepRequest(
             device=device,
             task=task,
@@ -83,14 +84,14 @@ class StepController:
             planned_prompts=_positive("planned_prompts", planned_prompts),
             group_size=_positive("group_size", group_size),
             target_rate=_checked_rate(terms.rate_at(step, now, target_rate)),
-            dual_lr=terms.dual_lr,
+            dual_lr=rule.lr,
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
             now=now,
             price=self.price_key_of(device, task),
-            dual_proportional=terms.dual_proportional,
-            dual_window=terms.dual_window,
-            dual_ceiling=math.inf if terms.dual_ceiling is None else terms.dual_ceiling,
+            dual_proportional=rule.proportional,
+            dual_window=rule.window,
+            dual_ceiling=rule.ceiling,
         )
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)

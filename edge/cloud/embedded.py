@@ -84,6 +84,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
     task = {
         "dual_scope": config.learning.dual_scope,
         "dual_init": config.learning.dual_init,
+        "controller": config.learning.controller,
         "dual_lr": config.learning.dual_lr,
         "dual_proportional": config.learning.dual_proportional,
         "dual_window": config.learning.dual_window,

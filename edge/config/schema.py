@@ -16,7 +16,7 @@ from edge.config.secret_refs import require_one_reference
 from edge.core.engines import ENGINES
 from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
 from edge.core.privacy_rules import checked_rule, checked_term
-from edge.dagrpo.dual import MOST_WINDOW
+from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.prompts import MOST_PRICE, price_line
 
 
@@ -185,11 +185,13 @@ class LearningConfig(Section):
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
     weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
-    controller: Literal["dial", "paper"] = Field(
+    controller: Controller = Field(
         "dial",
         description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it beside λ (dial), or λ alone (paper).",
     )
-    dual_lr: NotNegative = Field(0.02, description="η_λ: how far a step moves λ for each unit by which its assist rate misses τ.")
+    dual_lr: NotNegative | None = Field(
+        None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.02)."
+    )
     dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
@@ -230,11 +232,14 @@ class LearningConfig(Section):
     dual_scope: Literal["task", "global"] = Field(
         "task", description="What has one λ: each task label, or all of this device together (global, the paper's)."
     )
-    dual_proportional: NotNegative = Field(
-        0.0, description="k_p: how much λ holds of what the last steps' rates miss τ by, at once (0: dual_lr alone)."
+    dual_proportional: NotNegative | None = Field(
+        None, description="k_p: how much λ holds of what the last steps' rates miss τ by, at once (null: dial 1.5, paper 0)."
     )
-    dual_window: int = Field(
-        1, ge=1, le=MOST_WINDOW, description="Steps whose mean dual_proportional acts on; small batches are noisy."
+    dual_window: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_WINDOW,
+        description="Steps whose mean dual_proportional acts on; small batches are noisy (null: dial 4, paper 1).",
     )
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, so that none winds up that no price would change (null: none)."
@@ -249,6 +254,11 @@ class LearningConfig(Section):
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
+
+    @property
+    def dual_rule(self) -> ProportionalIntegral:
+        """How λ moves."""
+        return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
     @model_validator(mode="after")
     def _first_dual_below_its_ceiling(self) -> LearningConfig:

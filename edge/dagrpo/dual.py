@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share
@@ -54,6 +55,28 @@ class ProportionalIntegral:
     ceiling: float = math.inf
 
 
+Controller = Literal["dial", "paper"]
+"""What holds the assist rate. `dial`: a help bias holds it in the rollouts, and λ follows the rate that the policy has without it, with a
+proportional part; `paper`: λ alone, by Algorithm 1."""
+DUAL_RULES: Mapping[Controller, ProportionalIntegral] = {
+    "dial": ProportionalIntegral(0.05, proportional=1.5, window=4),
+    "paper": ProportionalIntegral(0.02),
+}
+
+
+def dual_rule(
+    controller: Controller, lr: float | None, proportional: float | None, window: int | None, ceiling: float | None
+) -> ProportionalIntegral:
+    """The controller's rule with what is set otherwise (None: as the controller has it)."""
+    rule = DUAL_RULES[controller]
+    return ProportionalIntegral(
+        rule.lr if lr is None else lr,
+        rule.proportional if proportional is None else proportional,
+        rule.window if window is None else window,
+        math.inf if ceiling is None else ceiling,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DualState:
     """λ, and k_p·(rate - τ) of the reports still in the window, oldest first: their mean is the proportional part that λ holds."""
@@ -86,7 +109,7 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
     return DualState(min(rule.ceiling, dual), () if gain == 0.0 and not any(recent) else recent)
 
 
-HELP_BIAS_GAIN = 0.4
+HELP_BIAS_GAIN = 0.6
 MOST_BIAS_CHANGE = 2.0
 MOST_BIAS = 40.0
 

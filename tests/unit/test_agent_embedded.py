@@ -18,6 +18,7 @@ from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
+from edge.dagrpo.dual import ProportionalIntegral
 from edge.state.events import Notice
 
 CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
@@ -145,7 +146,8 @@ def test_the_childs_settings_fit_the_coordinators_own_schema() -> None:
     child = CoordinatorConfig.model_validate(embedded_settings(config))
     task = child.effective_tasks["*"]
     assert (task.dual_lr, task.dual_init, task.step_credit_kappa, task.target_rate_from_device) == (0.05, 0.25, None, True)
-    assert (task.dual_scope, task.dual_proportional, task.dual_window, task.dual_ceiling) == ("task", 0.0, 1, None)
+    assert task.dual_scope == "task"
+    assert task.dual_rule == config.learning.dual_rule == ProportionalIntegral(0.05, proportional=1.5, window=4)
     assert child.budgets.device.calls_limit == 7
     assert child.effective_upstreams["default"].provider == "bundled"
     other = resolve_agent_config(

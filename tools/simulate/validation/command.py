@@ -188,9 +188,9 @@ def _lessons(plan: Plan, config: AgentConfig) -> Lessons:
     terms = {
         "target_rate": config.phases[0].target_rate,
         "dual_init": learning.dual_init,
-        "dual_lr": learning.dual_lr,
-        "dual_proportional": learning.dual_proportional,
-        "dual_window": learning.dual_window,
+        "dual_lr": learning.dual_rule.lr,
+        "dual_proportional": learning.dual_rule.proportional,
+        "dual_window": learning.dual_rule.window,
         "dual_ceiling": learning.dual_ceiling,
         "step_credit_kappa": config.coordinator.embedded.step_credit_kappa,
     }

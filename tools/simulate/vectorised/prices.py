@@ -72,7 +72,7 @@ class Duals:
     def configure(self, coordinator: CoordinatorPart) -> None:
         """Hold later steps to these terms. Raises UsageError where λ follows more than the integral rule."""
         for name, terms in coordinator.tasks.items():
-            if terms.dual_proportional > 0.0 or terms.dual_ceiling is not None:
+            if terms.dual_rule.proportional > 0.0 or terms.dual_ceiling is not None:
                 told = f"tasks.{name}: the vectorised fleet knows neither dual_proportional nor dual_ceiling"
                 raise UsageError(told, hint="play it without --vectorised")
         self._tasks: Mapping[str, TaskConfig] = coordinator.tasks
@@ -117,11 +117,11 @@ class Duals:
         """Reports of steps, in the order of time; each device once."""
         terms, shared = self.terms(task), self._price(task, who)
         if shared is None:
-            self._own[who] = np.maximum(0.0, self._own[who] + terms.dual_lr * (rate - target))
+            self._own[who] = np.maximum(0.0, self._own[who] + terms.dual_rule.lr * (rate - target))
             return
         shared.forget_idle(float(at[0]), self._idle_s)
         shared.enter(who, units, at)
-        self._own[who] = shared.move(rate, target, terms.dual_lr, units)
+        self._own[who] = shared.move(rate, target, terms.dual_rule.lr, units)
 
     def tell(self, task: int, who: Ints) -> None:
         """These devices hear what their shared λ is now."""
