@@ -287,10 +287,11 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
 
 def _dequantised_per_s(path: Path, clock: Clock) -> float:
     from edge.models.gguf_reader import open_gguf
+    from edge.models.streamed import stored_matrix
     from edge.training.speed import fastest
 
     file = open_gguf(path)
-    matrix = file.stored_matrix("model.layers.0.mlp.down_proj.weight", file.decoder_spec())
+    matrix = stored_matrix(file, "model.layers.0.mlp.down_proj.weight", file.decoder_spec())
     return matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
 
 

@@ -1,7 +1,7 @@
 """A decoder on MLX: mlx_lm's model classes over a GGUF file or an MLX folder, with LoRA beside its linear layers.
 
-`twin` makes a second decoder over the very
-same weight arrays, so that serving and training each have an adapter of their own and the weights are in memory once.
+`twin` makes a second decoder over the very same weight arrays, so that serving and training each have an adapter of their own and the
+weights are in memory once.
 
 Adapters keep peft's names and shapes: A [rank, in], B [out, rank], y = W x + scale * B A x with scale = alpha / rank. Rows of q and k are
 in half-split rotary order here as in peft, whatever the file's architecture, so nothing is permuted or transposed.
@@ -12,6 +12,7 @@ always computed in float32. What is left to be computed belongs to the thread th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -170,13 +171,16 @@ def load_mlx_decoder(path: str | Path, precision: Precision = "auto") -> MlxDeco
 
 
 def _from_gguf(file: GgufFile, precision: Precision) -> MlxDecoder:
-    module = _model_of(file.config)
-    shapes = {name: tuple(value.shape) for name, value in tree_flatten(module.parameters())}
-    parameters = sum(_size(shape) for shape in shapes.values())
+    from mlx_lm.models import llama, qwen2, qwen3
+
+    architecture: Any = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[file.config["model_type"]]
+    module = architecture.Model(architecture.ModelArgs.from_dict(file.config))  # random weights that nobody has computed yet
+    parameters = sum(int(value.size) for _, value in tree_flatten(module.parameters()))
     dtype = _dtype_for(precision, parameters)
-    stored = dict(file.stored(shapes))
+    stored = dict(file.stored())
     packed = {name.removesuffix(".weight"): value for name, value in stored.items() if isinstance(value, Packed)}
-    nn.quantize(module, class_predicate=lambda name, _: _packing(packed.get(name)))
+    layout = {name: {"group_size": GROUP_SIZE, "bits": value.bits, "mode": "affine"} for name, value in packed.items()}
+    nn.quantize(module, class_predicate=lambda name, _: layout.get(name, False))
     weights = {name: value.astype(dtype) for name, value in stored.items() if isinstance(value, mx.array)}
     for name, value in packed.items():
         weights |= {
@@ -209,18 +213,6 @@ def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
     dtype = _dtype_for(precision, parameters)
     module.set_dtype(dtype)
     return MlxDecoder(module, _shape_of(config, parameters), dtype)
-
-
-def _model_of(config: Mapping[str, Any]) -> Any:
-    """mlx_lm's model with arguments from `config` and random weights that nobody has computed yet."""
-    from mlx_lm.models import llama, qwen2, qwen3
-
-    classes = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[config["model_type"]]
-    return classes.Model(classes.ModelArgs.from_dict(dict(config)))
-
-
-def _packing(packed: Packed | None) -> dict[str, Any] | bool:
-    return False if packed is None else {"group_size": GROUP_SIZE, "bits": packed.bits, "mode": "affine"}
 
 
 def _shape_of(config: Mapping[str, Any], parameters: int) -> DecoderShape:
@@ -258,15 +250,8 @@ def _count(module: Any) -> int:
             for name, value in layer.items()
             if isinstance(value, mx.array) and name not in skip and name[0] != "_"
         )
-        total += _size(_matrix_shape(layer)) if "scales" in layer else 0
+        total += math.prod(_matrix_shape(layer)) if "scales" in layer else 0
     return total
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _twin_of(value: Any) -> Any:

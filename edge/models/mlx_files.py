@@ -1,4 +1,4 @@
-"""Model files as MLX arrays.
+"""GGUF files as MLX arrays.
 
 MLX stores a quantised matrix as unsigned integers q with a scale and a bias per group: w = scale * q + bias. Three GGUF types have
 that very form in groups of 32, so their weights are exact here: Q8_0 (8 bits, scale d, bias -128 d), Q4_0 (4 bits, d, -8 d) and
@@ -11,26 +11,21 @@ Errors: ModelFileError with one line that names the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError
-from edge.models.computed import ROPE_FACTORS, check_computed, header_spec
-from edge.models.mapped import MappedFile, damaged
+from edge.models.gguf_reader import ROPE_FACTORS, MappedTensor, open_gguf
+from edge.models.spec import parameter_shapes, rotated_heads, stored_name, unpermute_rows
 
 GROUP_SIZE = 32
 _PLAIN = ("F32", "F16", "BF16")
-
-
-_INCOMPLETE = (ValueError, KeyError, IndexError, OverflowError, TypeError)
-"""What missing or senseless metadata and weights raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,68 +45,13 @@ class GgufFile:
     """One open GGUF file: its shape as mlx_lm's model arguments, and its tensors by their Hugging Face names."""
 
     def __init__(self, path: Path) -> None:
-        file = MappedFile(path)
-        self.path = path
-        self._header = file.header
-        self.metadata = file.metadata
-        self._tensors = file.tensors
-        self.config = self._read_config()
-
-    def rope_factors(self) -> NDArray[np.float32] | None:
-        """What the file divides its rotary frequencies by, [head_dim / 2], or None."""
-        return self._values(ROPE_FACTORS) if ROPE_FACTORS in self._tensors else None
-
-    def stored(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Stored]]:
-        """The parameters asked for, by name (`model.layers.0.mlp.up_proj.weight`) and shape.
-
-        Raises ModelFileError when one is missing or misshapen.
-        """
-        kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.config["model_type"])
-        names = gguf.get_tensor_name_map(kind, self.config["num_hidden_layers"])
-        wanted = {names.get_name(name, try_suffixes=(".weight", ".bias")): name for name in shapes}
-        for file_name, name in wanted.items():
-            yield name, self._one(file_name, name, shapes[name])
-
-    def _one(self, file_name: str, name: str, shape: tuple[int, ...]) -> Stored:
-        tensor = self._tensors.get(file_name)
-        if tensor is None:
-            raise ModelFileError(f"incomplete model file {self.path}: no tensor {file_name}")
-        if tensor.shape != shape:
-            raise ModelFileError(f"tensor {file_name} of {self.path} is {tensor.shape}, expected {shape}")
-        kind = tensor.kind.name
-        if len(shape) == 2 and kind in _PACKERS:
-            return _PACKERS[kind](self._in_neox_order(name, np.asarray(tensor.data).reshape(shape[0], -1)))
-        values = self._in_neox_order(name, self._values(file_name).reshape(shape))
-        if len(shape) == 1 or kind in _PLAIN:
-            return mx.array(values)
-        return requantised(values)
-
-    def _values(self, file_name: str) -> NDArray[np.float32]:
-        tensor = self._tensors[file_name]
-        try:
-            return np.array(gguf.quants.dequantize(tensor.data, tensor.kind), dtype=np.float32)
-        except NotImplementedError as error:
-            raise ModelFileError(f"unsupported quantisation {tensor.kind.name} in {self.path}") from error
-        except _INCOMPLETE as error:
-            raise damaged(self.path, error) from error
-
-    def _in_neox_order(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-        """Undo the row order of q and k in llama-architecture files, [heads * head_dim, ...]; others pass unchanged."""
-        heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
-        part = name.split(".")[-2]
-        if self.config["model_type"] != "llama" or part not in heads:
-            return rows
-        half = rows.shape[0] // heads[part] // 2
-        return np.ascontiguousarray(rows.reshape(heads[part], half, 2, -1).swapaxes(1, 2)).reshape(rows.shape)
-
-    def _read_config(self) -> dict[str, Any]:
-        spec = header_spec(self._header)
-        check_computed(self._header, spec)
+        self._file = open_gguf(path)
+        self._spec = spec = self._file.computed_spec()
         if spec.architecture == "qwen2" and spec.head_dim * spec.heads != spec.width:
             raise ModelFileError(
-                f"{self.path}: heads of width {spec.head_dim} are not supported for qwen2 on MLX", hint="use llama.cpp"
+                f"{path}: heads of width {spec.head_dim} are not supported for qwen2 on MLX", hint="use llama.cpp"
             )
-        return {
+        self.config: dict[str, Any] = {
             "model_type": spec.architecture,
             "hidden_size": spec.width,
             "num_hidden_layers": spec.layers,
@@ -125,6 +65,30 @@ class GgufFile:
             "rope_theta": spec.rope_base,
             "tie_word_embeddings": spec.tied_embeddings,
         }
+
+    def rope_factors(self) -> NDArray[np.float32] | None:
+        """What the file divides its rotary frequencies by, [head_dim / 2], or None."""
+        return _floats(self._file.tensors[ROPE_FACTORS]) if ROPE_FACTORS in self._file.tensors else None
+
+    def stored(self) -> Iterator[tuple[str, Stored]]:
+        """The decoder's parameters by name (`model.layers.0.mlp.up_proj.weight`), rows in half-split rotary order."""
+        for name, shape in parameter_shapes(self._spec).items():
+            tensor, heads = self._file.tensor(stored_name(name)), rotated_heads(name, self._spec)
+            pack = _PACKERS.get(tensor.kind.name) if len(shape) == 2 else None
+            rows = _floats(tensor) if pack is None else np.asarray(tensor.data)
+            rows = unpermute_rows(rows, heads) if heads else rows
+            if pack is not None:
+                yield name, pack(rows)
+            elif len(shape) == 1 or tensor.kind.name in _PLAIN:
+                yield name, mx.array(rows)
+            else:
+                yield name, requantised(rows)
+
+
+def _floats(tensor: MappedTensor) -> NDArray[np.float32]:
+    values = np.empty(tensor.shape, dtype=np.float32)
+    tensor.dequantise(values.ctypes.data)
+    return values
 
 
 def requantised(values: NDArray[np.float32]) -> Stored:

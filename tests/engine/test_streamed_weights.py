@@ -14,8 +14,7 @@ from torch import nn
 from edge.core.errors import ModelFileError
 from edge.models.decoder import Decoder, load_decoder
 from edge.models.ggml import ggml_type
-from edge.models.stored import StoredMatrix
-from edge.models.streamed import open_streamed
+from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
 from edge.training import lora
 from edge.training.batching import live_rows
