@@ -82,7 +82,7 @@ def model_shape(path: Path) -> ModelShape:
     from edge.training.memory import ModelShape
 
     if path.is_dir():
-        from edge.models.hf_config import shape_of_folder
+        from edge.models.hf_folder import shape_of_folder
         from edge.models.spec import parameter_count
 
         spec = shape_of_folder(path)

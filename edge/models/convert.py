@@ -18,10 +18,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.models.hf_config import HfConfig, read_config
-from edge.models.hf_tokenizer import GgufTokenizer, read_tokenizer
+from edge.models.hf_folder import GgufTokenizer, HfConfig, StoredTensor, read_config, read_tokenizer, stored_tensors
 from edge.models.new_file import new_file
-from edge.models.safetensors_folder import StoredTensor, stored_tensors
 from edge.models.spec import DecoderSpec, parameter_shapes, permute_rows, rotated_heads, stored_name
 
 Progress = Callable[[int, int, str], None]
@@ -180,7 +178,7 @@ def _packed(name: str, tensor: StoredTensor, kind: GGMLQuantizationType, spec: D
     """A tensor as the file holds it, its rows in the architecture's order."""
     heads = rotated_heads(name, spec)
     if heads or len(tensor.shape) == 1:
-        values = tensor.values()
+        values = tensor.widened(tensor.raw())
         return _quantised(name, permute_rows(values, heads) if heads else values, kind)
     step = max(1, _ROWS_AT_ONCE // tensor.shape[-1])
     raw = tensor.raw()

@@ -24,7 +24,6 @@ from edge.core.gguf_header import ArrayLength, GgufHeader, TensorEntry, check_sh
 from edge.models.ggml import ggml_type
 from edge.models.spec import (
     ARCHITECTURES,
-    Architecture,
     DecoderSpec,
     parameter_shapes,
     rope_frequencies,
@@ -94,7 +93,7 @@ def header_spec(header: GgufHeader) -> DecoderSpec:
     if len(embedding) != 2 or embedding[1] != width:
         raise ModelFileError(f"incomplete model file {header.path}: no tensor token_embd.weight of width {width}", hint=_AGAIN)
     return DecoderSpec(
-        architecture=cast(Architecture, architecture),
+        architecture=architecture,
         vocab_size=embedding[0],
         width=width,
         layers=number("block_count"),

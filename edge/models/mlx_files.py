@@ -75,7 +75,7 @@ class GgufFile:
         for name, shape in parameter_shapes(self._spec).items():
             tensor, heads = self._file.tensor(stored_name(name)), rotated_heads(name, self._spec)
             pack = _PACKERS.get(tensor.kind.name) if len(shape) == 2 else None
-            rows = _floats(tensor) if pack is None else np.asarray(tensor.data)
+            rows: NDArray[Any] = _floats(tensor) if pack is None else np.asarray(tensor.data)
             rows = unpermute_rows(rows, heads) if heads else rows
             if pack is not None:
                 yield name, pack(rows)

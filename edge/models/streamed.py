@@ -97,8 +97,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def stored_matrix(source: GGUFModel, name: str, spec: DecoderSpec) -> StoredMatrix:
     """One of the decoder's matrices where it lies in the file. Raises ModelFileError."""
     tensor, heads = source.tensor(stored_name(name)), rotated_heads(name, spec)
+    rows, width = tensor.shape
     order = partial(unpermute_rows, heads=heads) if heads else None
-    return StoredMatrix(tensor.data, tensor.data.ctypes.data, ggml_type(int(tensor.kind)), *tensor.shape, order)
+    return StoredMatrix(tensor.data, tensor.data.ctypes.data, ggml_type(int(tensor.kind)), rows, width, order)
 
 
 class StreamedLinear(nn.Linear):
