@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
-    from edge.training.memory import BatchLimits, ModelShape, TrainingSetting
-    from edge.training.probing import ProbePlan
+    from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting
     from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 
@@ -130,8 +129,7 @@ def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
 
 def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan:
     """What has to be made sure of before learning, with weights and rows in memory already. Raises ModelFileError."""
-    from edge.training.memory import held_before_learning
-    from edge.training.probing import ProbePlan
+    from edge.training.memory import ProbePlan, held_before_learning
 
     shape, setting = model_shape(path), training_setting(config, path)
     held, learning = held_before_learning(shape, setting), config.learning

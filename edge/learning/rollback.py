@@ -22,7 +22,7 @@ from edge.learning.checkpoints import Checkpoints
 from edge.learning.promotion import Exam, Memory, candidates_by_source, results
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.reader import BEST_VERSION
-from edge.training.evidence import liked_less, lost_more
+from edge.training.promotion_rules import liked_less, lost_more
 
 _CHECKED = "guard_checked"
 

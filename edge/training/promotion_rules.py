@@ -2,16 +2,20 @@
 
 Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all
 tasks together, and the share of responses that ask must lie near τ, or at least not further away than before. A fall counts where it is
-larger than allowed and beyond chance as well (edge.training.evidence), so that no single item, and no small file of them, decides.
+larger than allowed and beyond chance as well, so that no single item, and no small file of them, decides.
+
+Both tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two
+full hands: with fewer than eight of each version nothing is concluded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
-from edge.training.evidence import lost_more, strict_level
-
+LEVEL = 0.05
+LEAST_VERDICTS = 8
 _ROUNDING = 1e-9
 
 
@@ -100,3 +104,34 @@ def _strays(rate: RateScore, band: float) -> bool:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
+    """Sign test over the items that changed: is losing so many and gaining so few unlikely where both are as probable?"""
+    changed = lost + gained
+    return changed > 0 and sum(comb(changed, k) for k in range(lost, changed + 1)) / 2**changed <= level
+
+
+def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
+    """The level for each of several sign tests so that all together err with probability `level` at most (Tarone 1990).
+
+    `changed`: how many items changed in each. A test with so few that it could not reach the level costs the others nothing.
+    """
+    for tests in range(1, len(changed) + 1):
+        if sum(2.0**-count <= level / tests for count in changed) <= tests:
+            return level / tests
+    return level
+
+
+def liked_less(bad: int, total: int, bad_before: int, total_before: int, level: float = LEVEL) -> bool:
+    """Fisher's exact test over verdicts: is the share of bad ones with this version above the one before beyond chance?
+
+    False with fewer than 8 verdicts of either. Raises ValueError for counts that cannot be.
+    """
+    if not (0 <= bad <= total and 0 <= bad_before <= total_before):
+        raise ValueError(f"{bad} of {total} and {bad_before} of {total_before} are no counts")
+    if min(total, total_before) < LEAST_VERDICTS:
+        return False
+    all_bad, everyone = bad + bad_before, total + total_before
+    tail = sum(comb(all_bad, k) * comb(everyone - all_bad, total - k) for k in range(bad, min(all_bad, total) + 1))
+    return tail / comb(everyone, total) <= level

@@ -28,7 +28,7 @@ def model_speeds(path: Path, threads: int, clock: Clock, seconds: float) -> dict
     from edge.inference.gguf_model import GgufModel
     from edge.inference.llamacpp import LlamaEngine
     from edge.sizing import model_cost, model_shape
-    from edge.training.speed import fastest, product_flop_per_s
+    from edge.training.device import fastest, product_flop_per_s
 
     cost, sizes = model_cost(path), list(model_shape(path).linear_sizes().values())
     model = GgufModel(path)
@@ -57,7 +57,7 @@ def main(paths: Sequence[str]) -> None:
     from edge.config.schema import AgentConfig
     from edge.core.clock import SystemClock
     from edge.sizing import model_shape, trains_in_bf16
-    from edge.training.speed import read_bytes_per_s
+    from edge.training.device import read_bytes_per_s
 
     torch.set_num_threads(job["threads"])
     clock, models = SystemClock(), {}
