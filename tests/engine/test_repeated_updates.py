@@ -11,7 +11,6 @@ from edge.core.errors import UsageError
 from edge.core.types import TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.training import lora
-from edge.training.batching import Row
 from edge.training.mlx_learner import MlxLearner
 from edge.training.settings import LearnerSettings, UpdateRule
 from edge.training.torch_learner import SequenceLogprobs, TorchLearner, held_back
@@ -36,12 +35,11 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 async def logprobs_now(learner: TorchLearner) -> SequenceLogprobs:
-    found = SequenceLogprobs()
-    for group in GROUPS:
-        for sample in group.samples:
-            summed = sum(await learner.logprobs(group.prompt_ids, sample.token_ids))
-            found.add([Row(group.prompt_ids, sample.token_ids, (), 0.0)], [summed])
-    return found
+    return {
+        (group.prompt_ids, sample.token_ids): sum(await learner.logprobs(group.prompt_ids, sample.token_ids))
+        for group in GROUPS
+        for sample in group.samples
+    }
 
 
 async def test_gvpos_updates_equal_single_ones_with_weights_computed_by_hand(worker: EngineWorker) -> None:

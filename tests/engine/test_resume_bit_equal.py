@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from edge.core.errors import StateError
 from edge.core.worker import EngineWorker
-from edge.training.checkpoint import read_state, write_state
+from edge.training.lora_learner import read_state, write_state
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 FILE = "learner.safetensors"

@@ -260,32 +260,23 @@ async def test_a_cancelled_update_leaves_the_weights_untouched_and_the_learner_u
     await learner.save(tmp_path)
     before = (tmp_path / "learner.safetensors").read_bytes()
     gate = asyncio.Event()
-    learner._objective = _objective_that_signals(learner, gate, asyncio.get_running_loop())
+    loop, loss = asyncio.get_running_loop(), learner._loss
+
+    def loss_that_signals(scores, targets):
+        loop.call_soon_threadsafe(gate.set)
+        return loss(scores, targets)
+
+    learner._loss = loss_that_signals
     update = asyncio.create_task(learner.update(random_groups(4, prompts=6)))
     await gate.wait()
     update.cancel()
     with pytest.raises(asyncio.CancelledError):
         await update
-    del learner._objective
+    del learner._loss
     await learner.save(tmp_path)
     assert (tmp_path / "learner.safetensors").read_bytes() == before
     interrupted, fresh = await learner.update(random_groups(1)), await tiny_learner(worker).update(random_groups(1))
     assert interrupted == fresh
-
-
-def _objective_that_signals(learner, gate, loop):
-    plain = learner._objective
-
-    def objective_of(tally):
-        inner = plain(tally)
-
-        def objective(hidden, targets):
-            loop.call_soon_threadsafe(gate.set)
-            return inner(hidden, targets)
-
-        return objective
-
-    return objective_of
 
 
 async def test_plain_and_shared_learners_report_the_same_update(worker) -> None:
