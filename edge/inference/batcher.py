@@ -12,7 +12,8 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, 
 
 
 class Engine(Protocol):
-    """The rows that the batcher drives (edge.inference.llamacpp.LlamaEngine)."""
+    """A table of rows over a model, whose adapter can be exchanged. All methods are called on the worker's thread, one at a time."""
 
     rows: int
     n_ctx: int
@@ -46,6 +47,22 @@ class Engine(Protocol):
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row."""
+        ...
+
+    def load_adapter(self, folder: Path) -> Any:
+        """A handle of a checked adapter that is not yet in use. Raises AdapterError."""
+        ...
+
+    def use_adapter(self, handle: Any) -> None:
+        """Decode with this adapter (None: the bare model); what rows hold is void. On failure the old one stays."""
+        ...
+
+    def free_adapter(self, handle: Any) -> None:
+        """Let go of an adapter that is not in use."""
+        ...
+
+    def close(self) -> None:
+        """Release rows and adapters. Safe to call twice."""
         ...
 
 
@@ -124,10 +141,10 @@ class _Sequence:
         "limit",
         "logits_V",
         "logprobs",
+        "occurrences",
         "overridden",
         "pieces",
         "request",
-        "said_times",
         "temperature",
         "token_ids",
         "uniform",
@@ -145,8 +162,9 @@ class _Sequence:
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
         self.detokenizer = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
-        self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
-        self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
+        penalties = request.sampling.presence_penalty or request.sampling.frequency_penalty
+        self.occurrences: Counter[int] | None = Counter() if penalties else None
+        self.attended = bool(watched) or self.occurrences is not None or request.sampling.top_p < 1.0
         self.logits_V: Floats | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -220,11 +238,15 @@ class Batcher:
     def step(self) -> None:
         """One slice: decode one prompt and start its responses, or advance all rows by one token."""
         self._take_in()
-        self._drop_withdrawn()
+        while self._waiting and self._waiting[0][2].over:
+            heapq.heappop(self._waiting)
+        self._close_gaps([sequence.request.over for sequence in self._active])
         if self._start_next():
             return
         if self._active:
-            self._advance()
+            tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
+            positions = np.array([sequence.position for sequence in self._active], dtype=np.int32)
+            self._close_gaps(self._sample(self._active, self._engine.decode(tokens, positions)))
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with this error."""
@@ -244,12 +266,6 @@ class Batcher:
         while self._inbox:
             request = self._inbox.popleft()
             heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
-
-    def _drop_withdrawn(self) -> None:
-        """Free what cancelled requests hold."""
-        while self._waiting and self._waiting[0][2].over:
-            heapq.heappop(self._waiting)
-        self._close_gaps([sequence.request.over for sequence in self._active])
 
     def _start_next(self) -> bool:
         """Start responses of the most urgent waiting request at the end of the batch; True when its prompt was decoded for it."""
@@ -336,12 +352,6 @@ class Batcher:
         self._active[row : row + 1] = [sequence]
         return True
 
-    def _advance(self) -> None:
-        tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
-        positions = np.array([sequence.position for sequence in self._active], dtype=np.int32)
-        logits_RV = self._engine.decode(tokens, positions)
-        self._close_gaps(self._sample(self._active, logits_RV))
-
     def _close_gaps(self, over: Sequence[bool]) -> None:
         """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
         for row in [row for row, ended in enumerate(over) if ended][::-1]:
@@ -371,7 +381,10 @@ class Batcher:
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
-                narrow = self._attend(sequence, logits_V) or narrow
+                if sequence.occurrences:
+                    _take_penalties(sequence.request.sampling, sequence.occurrences, logits_V)
+                sequence.logits_V = logits_V
+                narrow = narrow or sequence.request.sampling.top_p < 1.0
         temperatures = np.array([sequence.temperature for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
@@ -435,25 +448,17 @@ class Batcher:
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
         finish = sequence.finish_reason(self._tokens.ends[token] or sequence.overridden == "to ask")
-        if sequence.attended and self._say(sequence, token, finish is not None):
+        if sequence.attended and self._add_text(sequence, token, finish is not None):
             finish = FinishReason.STOP
         if finish is None:
             return False
         sequence.request.finish_one(sequence.index, sequence.response(finish))
         return True
 
-    @staticmethod
-    def _attend(sequence: _Sequence, logits_V: Floats) -> bool:
-        """Take penalties from the logits, in place, and keep them at hand; true where only the likeliest are drawn from."""
-        if sequence.said_times:
-            _take_penalties(sequence.request.sampling, sequence.said_times, logits_V)
-        sequence.logits_V = logits_V
-        return sequence.request.sampling.top_p < 1.0
-
-    def _say(self, sequence: _Sequence, token: int, last: bool) -> bool:
+    def _add_text(self, sequence: _Sequence, token: int, last: bool) -> bool:
         """Put the newest token into the text; true when a stop string ended it."""
-        if sequence.said_times is not None:
-            sequence.said_times[token] += 1
+        if sequence.occurrences is not None:
+            sequence.occurrences[token] += 1
         if sequence.detokenizer is None:
             return False
         top, scored = sequence.request.sampling.top_logprobs, None
@@ -462,12 +467,8 @@ class Batcher:
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
 
 
-def _has_penalties(sampling: Sampling) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty)
-
-
-def _take_penalties(sampling: Sampling, said_times: Counter[int], logits_V: Floats) -> None:
+def _take_penalties(sampling: Sampling, occurrences: Counter[int], logits_V: Floats) -> None:
     """Make tokens that came before less likely, in place."""
-    ids = np.fromiter(said_times, dtype=np.intp)
-    times = np.fromiter(said_times.values(), dtype=np.float32)
+    ids = np.fromiter(occurrences, dtype=np.intp)
+    times = np.fromiter(occurrences.values(), dtype=np.float32)
     logits_V[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times

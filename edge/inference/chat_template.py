@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import Message
-from edge.inference.raw_text import TokenizerInfo
+from edge.inference.backend import TokenizerInfo
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -24,7 +24,7 @@ _ERROR_LEVEL = 4
 _CONTINUED_LEVEL = 5
 _WHOLE_AT_ONCE = 256
 """Tokens that the vocabulary takes whole, in the longest part of a text that llama.cpp is given."""
-_RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
+RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 class EngineLog:
@@ -128,16 +128,26 @@ class Vocabulary:
         if llama_cpp.llama_vocab_type(self.handle) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             raise ModelFileError("the model file holds no tokenizer", hint="use a GGUF that was converted with its tokenizer")
         self.size = int(llama_cpp.llama_vocab_n_tokens(self.handle))
-        controls = [token for token in range(self.size) if self._is_control(token)]
+        control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        controls = [token for token in range(self.size) if self._has(token, control)]
         self.control_ids = {self._raw_piece(token, special=True).decode("utf-8", "replace"): token for token in controls}
         self.control_ids.pop("", None)
         self.ends = [bool(llama_cpp.llama_vocab_is_eog(self.handle, token)) for token in range(self.size)]
-        self.pieces = self._pieces({*controls, *(token for token in range(self.size) if self.ends[token])})
+        # Control tokens and those that end a text have no bytes in a response, but for the tags of the response format.
+        rendered = {self.control_ids[text] for text in RENDERED_CONTROL if text in self.control_ids}
+        silent = {*controls, *(token for token in range(self.size) if self.ends[token])} - rendered
+        self.pieces = [
+            b"" if token in silent else self._raw_piece(token, special=token in rendered) for token in range(self.size)
+        ]
         self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
         whole = {
             self.text_of(token): token for token in range(self.size) if self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
         }
-        patterns = [self._pattern(text, whole[text]) for text in sorted(whole, key=len, reverse=True) if text]
+        patterns = [  # with the white space that a token swallows
+            re.escape(text) + (r"[ \t-\r]*" if self._has(whole[text], llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP) else "")
+            for text in sorted(whole, key=len, reverse=True)
+            if text
+        ]
         self._whole = re.compile("|".join(patterns)) if patterns else None
 
     @property
@@ -167,7 +177,13 @@ class Vocabulary:
         """
         ids: list[int] = []
         for part in self._parts(text):
-            ids += self._tokenised(part)
+            data = part.encode("utf-8")
+            room = len(data) + 16
+            found = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(self.handle, data, len(data), found, room, False, False)
+            if count < 0:
+                raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
+            ids += found[:count]
         return ids
 
     def _parts(self, text: str) -> Iterator[str]:
@@ -179,33 +195,8 @@ class Vocabulary:
         if start < len(text) or not text:
             yield text[start:]
 
-    def _tokenised(self, text: str) -> list[int]:
-        data = text.encode("utf-8")
-        room = len(data) + 16
-        ids = (llama_cpp.llama_token * room)()
-        count = llama_cpp.llama_tokenize(self.handle, data, len(data), ids, room, False, False)
-        if count < 0:
-            raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
-        return list(ids[:count])
-
-    def _pattern(self, text: str, token: int) -> str:
-        """The token in a text, with the white space that it swallows."""
-        swallows = self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
-        return re.escape(text) + (r"[ \t-\r]*" if swallows else "")
-
     def _has(self, token: int, attribute: int) -> bool:
         return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & attribute)
-
-    def _is_control(self, token: int) -> bool:
-        return self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
-
-    def _pieces(self, silent: set[int]) -> list[bytes]:
-        """Bytes of every token as they appear in a response: silent ones have none, but for the tags of the response format."""
-        rendered = {self.control_ids[text] for text in _RENDERED_CONTROL if text in self.control_ids}
-        return [
-            b"" if token in silent and token not in rendered else self._raw_piece(token, special=token in rendered)
-            for token in range(self.size)
-        ]
 
     def _raw_piece(self, token: int, *, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(64)
@@ -249,12 +240,9 @@ def _load_failure(path: Path) -> ModelFileError:
         return ModelFileError(f"{path}: {reason}", hint="use a Qwen2-, Qwen3- or Llama-architecture GGUF")
     if "not within the file bounds" in reason or "failed to read" in reason:
         return ModelFileError(f"{path}: cut short or corrupt ({reason})", hint="download or copy the file again")
-    return ModelFileError(f"{path}: cannot be loaded ({reason or 'llama.cpp gave no reason'})", hint=_hint_for(reason))
-
-
-def _hint_for(reason: str) -> str:
+    hint = "download or copy the file again"
     if "alloc" in reason and "buffer" in reason:
-        return (
+        hint = (
             "it does not fit: set engine.gpu_layers lower (0 keeps it off the graphics processor), or take a smaller quantisation"
         )
-    return "download or copy the file again"
+    return ModelFileError(f"{path}: cannot be loaded ({reason or 'llama.cpp gave no reason'})", hint=hint)

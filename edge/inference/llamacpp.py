@@ -53,9 +53,7 @@ class LlamaEngine:
     def __init__(
         self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, replayable: bool = True, flash_attention: bool = True
     ) -> None:
-        self.rows = rows
-        self.n_ctx = n_ctx
-        self.vocab_size = model.vocabulary.size
+        self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, model.vocabulary.size
         self._model = model
         self._adapter: Any = None
         self._context = _open_context(model, rows + 1, n_ctx, n_threads, unified=not replayable, flash=flash_attention)
@@ -136,13 +134,12 @@ class LlamaEngine:
             self.free_adapter(handle)
             if self._adapter is not None:
                 self._attach(self._adapter)
-            raise AdapterError("llama.cpp refused the adapter")
+            raise AdapterError("llama.cpp rejected the adapter")
         old, self._adapter = self._adapter, handle
         if old is not None:
             llama_cpp.llama_adapter_lora_free(old)
-        llama_cpp.llama_memory_clear(
-            self._memory, False
-        )  # marks every cell empty; zeroing the buffers would take longer than the swap
+        # False marks every cell empty; zeroing the buffers would take longer than the swap.
+        llama_cpp.llama_memory_clear(self._memory, False)
 
     def free_adapter(self, handle: Any) -> None:
         """Free an adapter that is not in use."""
@@ -266,7 +263,6 @@ class LlamaCppBackend(BatchedBackend):
     ) -> None:
         """`loaded` is a model of another backend, which closes it; see `beside`."""
         model = loaded or GgufModel(Path(model_path), gpu_layers=gpu_layers, repack=repack)
-        close_model = _leave_open if loaded else model.close
         try:
             row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
             template = template_of(model)
@@ -280,7 +276,8 @@ class LlamaCppBackend(BatchedBackend):
                 flash_attention=flash_attention,
             )
         except BaseException:
-            close_model()
+            if loaded is None:
+                model.close()
             raise
         self._model = model
         self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "replayable": replayable, "flash_attention": flash_attention}
@@ -291,17 +288,13 @@ class LlamaCppBackend(BatchedBackend):
             describe(model),
             worker,
             rollout_rows=rollout_rows,
-            close_model=close_model,
+            close_model=model.close if loaded is None else None,
         )
 
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
         return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
-
-
-def _leave_open() -> None:
-    """The weights belong to another backend."""
 
 
 def physical_cores() -> int:
@@ -329,3 +322,15 @@ def describe(model: GgufModel) -> ModelInfo:
         path=str(model.path),
         prompt_form=model.metadata("edge_agent.prompt_form") or "full",
     )
+
+
+_TRIAL_TOKENS = 64
+"""Enough for the products of whole matrices, which are other code than those of one token."""
+
+
+def decode_some(model: str) -> None:
+    """Read a short prompt and one token more, in a process of its own: a build for another processor ends it here, by a signal."""
+    llama = llama_cpp.Llama(model, n_ctx=256, n_threads=1, verbose=False)
+    llama.eval([1] * _TRIAL_TOKENS)
+    llama.eval([2])
+    llama.close()

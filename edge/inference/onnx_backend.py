@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
-from edge.core.gguf_header import GgufHeader, read_header
+from edge.core.gguf_header import read_header
 from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import read_peft_adapter
@@ -66,12 +66,10 @@ class OnnxGraph:
 
 
 class OnnxEngine:
-    """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `AdaptableEngine`."""
+    """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `Engine`."""
 
     def __init__(self, graph: OnnxGraph, *, rows: int, n_ctx: int) -> None:
-        self.rows = rows
-        self.n_ctx = n_ctx
-        self.vocab_size = graph.vocab_size
+        self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, graph.vocab_size
         self._session = graph.session
         places = (2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim)
         self._cache = np.full(places, 0.0, dtype=np.float32)  # written, so that the memory is taken now: learning counts on that
@@ -233,7 +231,7 @@ class OnnxBackend(BatchedBackend):
             model.info,
             worker,
             rollout_rows=rollout_rows,
-            close_model=model.tokenizer.close if loaded is None else _leave_open,
+            close_model=model.tokenizer.close if loaded is None else None,
         )
 
     def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
@@ -250,31 +248,10 @@ class OnnxBackend(BatchedBackend):
 
 
 def _load(path: Path, graph_path: Path, providers: tuple[str, ...], n_threads: int) -> OnnxModel:
-    header, sha256 = read_header(path), sha256_of(path)
+    header = read_header(path)
     graph = OnnxGraph(graph_path, n_threads=n_threads, providers=providers)
-    if graph.source_sha256 != sha256:
+    if graph.source_sha256 != sha256_of(path):
         raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
     tokenizer = tokenizer_of(path, graph.vocab_size)
-    return OnnxModel(graph, tokenizer, _describe(header, tokenizer, sha256))
-
-
-def _leave_open() -> None:
-    """The tokenizer belongs to another backend."""
-
-
-def _context_tokens(header: GgufHeader) -> int:
-    """Context length the model was trained for, 0 when unknown."""
-    return int(header.of_architecture("context_length", 0))
-
-
-def _describe(header: GgufHeader, tokenizer: ModelTokenizer, sha256: str) -> ModelInfo:
-    return ModelInfo(
-        name=tokenizer.name,
-        architecture=header.architecture,
-        parameters=header.parameters,
-        context_tokens=_context_tokens(header),
-        file_bytes=header.file_bytes,
-        sha256=sha256,
-        path=str(header.path),
-        prompt_form=tokenizer.prompt_form,
-    )
+    info = tokenizer.describe(path, header.architecture, header.parameters, int(header.of_architecture("context_length", 0)))
+    return OnnxModel(graph, tokenizer, info)
