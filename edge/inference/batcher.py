@@ -95,14 +95,9 @@ class Request:
         forced_ids: Sequence[int] = (),
         reads: bool = False,
     ) -> None:
-        self.prompt_ids = list(prompt_ids)
-        self.sampling = sampling
-        self.seeds = tuple(seeds)
-        self.priority = priority
-        self.prefix = prefix
-        self.on_text = on_text
-        self.forced_ids = tuple(forced_ids)
-        self.reads = reads
+        self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
+        self.sampling, self.priority, self.prefix = sampling, priority, prefix
+        self.on_text, self.reads = on_text, reads
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -129,32 +124,8 @@ class Request:
 class _Sequence:
     """One response in progress."""
 
-    __slots__ = (
-        "attended",
-        "decided",
-        "detokenizer",
-        "follower",
-        "free_choice",
-        "help_log_odds",
-        "index",
-        "is_forced",
-        "limit",
-        "logits_V",
-        "logprobs",
-        "occurrences",
-        "overridden",
-        "pieces",
-        "request",
-        "temperature",
-        "token_ids",
-        "uniform",
-        "version",
-    )
-
     def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
-        self.request = request
-        self.index = index
-        self.version = version
+        self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)

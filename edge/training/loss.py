@@ -200,7 +200,10 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
-        exact_N = None if dtype in (None, torch.float32) else _target_logits(hidden_ND, projection, targets_N)
+        exact_N = None
+        if dtype not in (None, torch.float32):
+            with torch.autocast(hidden_ND.device.type, enabled=False):
+                exact_N = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N))
         greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
         for start, weight_CD in _blocks(projection, columns, dtype):
@@ -240,12 +243,6 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
 def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, projection.rows, columns):
         yield start, projection.block(start, min(start + columns, projection.rows), dtype)
-
-
-def _target_logits(hidden_ND: Tensor, projection: Projection, targets_N: Tensor) -> Tensor:
-    with torch.autocast(hidden_ND.device.type, enabled=False):
-        found_N: Tensor = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N))
-        return found_N
 
 
 def _with_targets(logits_NC: Tensor, inside_N: Tensor, place_N: Tensor, exact_N: Tensor | None) -> Tensor:
