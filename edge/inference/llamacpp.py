@@ -1,10 +1,10 @@
 """llama.cpp: one context as a table of rows (the engine), and the backend over it.
 
-A *row* is one sequence, in replayable mode with a key/value stream of its own (llama.cpp's `kv_unified` off). In one unified buffer
-every row attends over the cells of all, and where a row's cells lie, and so the order of its sums, depends on its company: the same
-seed then gives logits that differ by a few hundredths. Copying a prompt to another stream costs a memory copy of one row. For large
-models and long prompts streams are also much faster; for a 2 M-parameter model whose rows share short prompts the unified buffer
-decodes 32 rows in about half the time (measured), which is what `replayable=False` is for.
+A *row* is one sequence with a key/value stream of its own (llama.cpp's `kv_unified` off). In one unified buffer every row attends over the
+cells of all, and where a row's cells lie, and so the order of its sums, depends on its company: the same seed then gives logits that
+differ by a few hundredths. Copying a prompt to another stream costs a memory copy of one row. For large models and long prompts streams are
+also much faster; for a 2 M-parameter model whose rows share short prompts the unified buffer decodes 32 rows in about half the time
+(measured).
 
 Prompts are decoded alone, one call per prompt, and continued one token per row, so that a row's logits do not depend on its company.
 A single row is decoded together with an idle one, because matrix products over one column and over several add up in different orders.
@@ -50,13 +50,11 @@ _FIRST = 1
 class LlamaEngine:
     """Rows 0..rows-1 of a context of `n_ctx` tokens each, over a loaded model. `n_threads` serve both prompts and decoding."""
 
-    def __init__(
-        self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, replayable: bool = True, flash_attention: bool = True
-    ) -> None:
+    def __init__(self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, flash_attention: bool = True) -> None:
         self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, model.vocabulary.size
         self._model = model
         self._adapter: Any = None
-        self._context = _open_context(model, rows + 1, n_ctx, n_threads, unified=not replayable, flash=flash_attention)
+        self._context = _open_context(model, rows + 1, n_ctx, n_threads, flash=flash_attention)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch(max(PREFILL_CHUNK, rows + 1))
 
@@ -214,7 +212,7 @@ def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-def _open_context(model: GgufModel, rows: int, n_ctx: int, n_threads: int, *, unified: bool, flash: bool) -> Any:
+def _open_context(model: GgufModel, rows: int, n_ctx: int, n_threads: int, *, flash: bool) -> Any:
     """A context of `rows` streams with `n_ctx` tokens each. Raises ModelFileError when it does not fit in memory."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = n_ctx * rows
@@ -223,7 +221,7 @@ def _open_context(model: GgufModel, rows: int, n_ctx: int, n_threads: int, *, un
     params.n_threads = params.n_threads_batch = n_threads
     kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.flash_attn_type = kinds[flash]
-    params.kv_unified = unified
+    params.kv_unified = False
     params.offload_kqv = True
     params.no_perf = True
     ENGINE_LOG.forget()
@@ -241,9 +239,8 @@ class LlamaCppBackend(BatchedBackend):
 
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
     `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
-    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
-    equal seeds no longer give equal bits whatever else is in flight; see LlamaEngine for what it buys, and for
-    what `flash_attention` costs in precision. The worker is shared and not closed here.
+    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. What `flash_attention` costs in
+    precision stands above. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -257,7 +254,6 @@ class LlamaCppBackend(BatchedBackend):
         serving_rows: int = 2,
         gpu_layers: int | None = None,
         repack: bool = True,
-        replayable: bool = True,
         flash_attention: bool = True,
         loaded: GgufModel | None = None,
     ) -> None:
@@ -272,7 +268,6 @@ class LlamaCppBackend(BatchedBackend):
                 rows=rollout_rows + serving_rows,
                 n_ctx=row_tokens,
                 n_threads=n_threads or physical_cores(),
-                replayable=replayable,
                 flash_attention=flash_attention,
             )
         except BaseException:
@@ -280,7 +275,7 @@ class LlamaCppBackend(BatchedBackend):
                 model.close()
             raise
         self._model = model
-        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "replayable": replayable, "flash_attention": flash_attention}
+        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "flash_attention": flash_attention}
         super().__init__(
             engine,
             model.vocabulary,

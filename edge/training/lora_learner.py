@@ -134,7 +134,7 @@ class LoraLearner(ABC):
         """Norm over all of the gradient; it may be infinite or not a number."""
 
     @abstractmethod
-    def _optimise(self, learning_rate: float, factor: float) -> None:
+    def _optimise(self, factor: float) -> None:
         """One step of AdamW on the gradient times `factor`. Raises NotFinite (`check_weights`) when the adapter diverged."""
 
     @abstractmethod
@@ -198,7 +198,7 @@ class LoraLearner(ABC):
             return grad_norm, f"mismatch {mismatch:.3g} nats per token between sampler and trainer (bound {bound:g})"
         limit = self._settings.max_grad_norm
         factor = limit / grad_norm if limit and grad_norm > limit else 1.0
-        self._optimise(self._settings.learning_rate_at(self._step), factor)
+        self._optimise(factor)
         self._step += 1
         return grad_norm, ""
 
@@ -216,7 +216,7 @@ class LoraLearner(ABC):
             kl=_finite(sums.per_token(sums.kl)),
             effective_sample_share=_finite(sums.effective_sample_share),
             clipped_share=sums.per_token(sums.clipped),
-            learning_rate=self._settings.learning_rate_at(self._step if skipped else self._step - 1),
+            learning_rate=self._settings.learning_rate,
             seconds=tally.seconds,
             skipped=skipped,
         )

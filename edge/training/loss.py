@@ -116,14 +116,6 @@ def importance_weights(logprobs_N: Tensor, behaviour_N: Tensor, cap: float) -> T
     return torch.exp(logprobs_N.detach() - behaviour_N).clamp_max(cap)
 
 
-def sequence_mask_weights(logprobs_N: Tensor, behaviour_N: Tensor, row_N: Tensor, cap: float) -> Tensor:
-    """1 for every token of a response whose ratio Π_t π_θ/μ is at most C, else 0; detached. `row_N` is each token's response."""
-    log_ratio_N = logprobs_N.detach() - behaviour_N
-    rows = int(row_N.max()) + 1 if len(row_N) else 0
-    log_ratio_R = torch.zeros(rows, dtype=log_ratio_N.dtype, device=log_ratio_N.device).index_add_(0, row_N, log_ratio_N)
-    return (log_ratio_R <= torch.log(torch.tensor(cap))).to(log_ratio_N.dtype)[row_N]
-
-
 def shaped_weights(logprobs_N: Tensor) -> Tensor:
     """ρ = γπ/(π + γ)² per token of a response whose author's probabilities are not known; detached, at most 1/4.
 

@@ -28,7 +28,7 @@ from edge.training.batching import Row, plain_chunks
 from edge.training.learner import check_weights
 from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
 from edge.training.loss import SHAPING, MismatchSums
-from edge.training.settings import Importance, LearnerSettings, LoraSpec, UpdateRule
+from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 Arrays = dict[str, mx.array]
 
@@ -91,7 +91,7 @@ class MlxLearner(LoraLearner):
         def objective(adapter: Arrays) -> tuple[mx.array, mx.array, mx.array]:
             self._decoder.set_lora(adapter)
             logprobs_N, entropy_N = self._scores(hidden_of(self._decoder, chunk), targets.ids_N)
-            weights_N = weights_of(settings.importance, logprobs_N, targets, len(chunk), settings.importance_cap)
+            weights_N = importance_weights(logprobs_N, targets, settings.importance_cap)
             return -(targets.coefficients_N * weights_N * logprobs_N).sum(), logprobs_N, entropy_N
 
         try:
@@ -116,10 +116,10 @@ class MlxLearner(LoraLearner):
     def _gradient_norm(self) -> float:
         return math.sqrt(sum(_number(mx.square(grad).sum()) for grad in self._sum.values()))
 
-    def _optimise(self, learning_rate: float, factor: float) -> None:
+    def _optimise(self, factor: float) -> None:
         """θ ← θ(1 - ηω) - η m̂ / (√v̂ + ε), as torch.optim.AdamW (decoupled weight decay ω, bias-corrected moments)."""
         settings, count = self._settings, self._step + 1
-        lr, (beta1, beta2) = learning_rate, settings.betas
+        lr, (beta1, beta2) = settings.learning_rate, settings.betas
         root = math.sqrt(1.0 - beta2**count)
         adapter, averages = self._decoder.lora(), {}
         for name, unscaled in self._sum.items():
@@ -199,7 +199,6 @@ class FlatTargets(NamedTuple):
     ids_N: mx.array
     behaviour_N: mx.array
     coefficients_N: mx.array
-    row_N: mx.array
     off_policy_N: mx.array | None = None
 
     @classmethod
@@ -210,7 +209,6 @@ class FlatTargets(NamedTuple):
             mx.array([token for row in rows for token in row.token_ids]),
             mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
             mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
-            mx.array(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
             mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
         )
 
@@ -237,20 +235,10 @@ def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx
     return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
 
 
-def weights_of(kind: Importance, logprobs_N: mx.array, targets: FlatTargets, rows: int, cap: float) -> mx.array:
-    """ρ per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights).
-
-    Of the sampler's min(π_θ/μ, C); or 1 where the response's Π π_θ/μ is at most C, else 0; or 1.
-    """
+def importance_weights(logprobs_N: mx.array, targets: FlatTargets, cap: float) -> mx.array:
+    """ρ = min(π_θ/μ, C) per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights)."""
     logprobs_N = mx.stop_gradient(logprobs_N)
-    log_ratio_N = logprobs_N - targets.behaviour_N
-    if kind == "none":
-        own_N = mx.ones_like(log_ratio_N)
-    elif kind == "token":
-        own_N = mx.minimum(mx.exp(log_ratio_N), cap)
-    else:
-        log_ratio_R = mx.zeros(rows).at[targets.row_N].add(log_ratio_N)
-        own_N = (log_ratio_R <= math.log(cap)).astype(mx.float32)[targets.row_N]
+    own_N = mx.minimum(mx.exp(logprobs_N - targets.behaviour_N), cap)
     if targets.off_policy_N is None:
         return own_N
     probs_N = mx.exp(logprobs_N)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Importance = Literal["token", "sequence_mask", "none"]
 Precision = Literal["auto", "fp32", "bf16"]
 PrefixSharing = Literal["auto", "shared", "plain"]
 
@@ -50,21 +49,18 @@ class LoraSpec:
 class LearnerSettings:
     """How an update is made.
 
-    `learning_rate` is reached linearly in `warmup_steps` updates and then constant. `max_grad_norm` clips the norm (0: never).
-    `importance` corrects the difference between the sampler's and the trainer's log-probabilities: per token, truncated at
-    `importance_cap`; or whole responses left out whose ratio exceeds it; or not at all. A batch whose mean |Δ log p| exceeds
-    `max_mismatch_nats` (per token) is refused. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
+    `max_grad_norm` clips the norm (0: never). Importance weights correct the difference between the sampler's and the trainer's
+    log-probabilities per token, truncated at `importance_cap`. A batch whose mean |Δ log p| exceeds `max_mismatch_nats` (per token) is
+    rejected. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
     the largest slab of logits. `gradient_checkpointing`: blocks are computed again in the backward pass, not kept. `threads` is the
     number of torch threads (0: leave it alone). `rule` is what is optimised.
     """
 
     learning_rate: float = 3e-4
-    warmup_steps: int = 0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_grad_norm: float = 1.0
-    importance: Importance = "token"
     importance_cap: float = 2.0
     max_mismatch_nats: float = 0.5
     tokens_per_slice: int = 1024
@@ -79,11 +75,5 @@ class LearnerSettings:
         sizes = (self.tokens_per_slice, self.vocab_chunk_elements)
         if min(self.learning_rate, self.importance_cap, self.max_mismatch_nats, *sizes) <= 0:
             raise ValueError(f"learning rate, cap, mismatch bound and sizes must be positive: {self}")
-        if min(self.warmup_steps, self.weight_decay, self.max_grad_norm, self.threads) < 0:
-            raise ValueError(f"warm-up, weight decay, gradient norm and threads cannot be negative: {self}")
-
-    def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update number `step`, counted from 0."""
-        if step >= self.warmup_steps:
-            return self.learning_rate
-        return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
+        if min(self.weight_decay, self.max_grad_norm, self.threads) < 0:
+            raise ValueError(f"weight decay, gradient norm and threads cannot be negative: {self}")

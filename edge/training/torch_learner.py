@@ -32,7 +32,6 @@ from edge.training.loss import (
     importance_weights,
     mismatch_sums,
     policy_loss,
-    sequence_mask_weights,
     shaped_weights,
     token_scores,
 )
@@ -135,18 +134,16 @@ class TorchLearner(LoraLearner):
         yield from gradient_slices(self._decoder, rows, objective, self._settings.tokens_per_slice, shared)
 
     def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
-        settings, rule = self._settings, self._settings.rule
+        rule = self._settings.rule
         logprobs_N, behaviour_N = scores.logprobs_N, targets.behaviour_N
         if targets.off_policy_N is not None and rule.objective != "policy":
             raise ValueError(f"objective {rule.objective} cannot learn from responses that its policy did not sample")
         if rule.objective == "clipped":
             return clipped_loss(logprobs_N, behaviour_N, targets.coefficients_N, rule.ratio_clip)
-        if settings.importance == "none" or rule.objective == "gvpo":
+        if rule.objective == "gvpo":
             weights_N = torch.ones_like(behaviour_N)
-        elif settings.importance == "token":
-            weights_N = importance_weights(logprobs_N, behaviour_N, settings.importance_cap)
         else:
-            weights_N = sequence_mask_weights(logprobs_N, behaviour_N, targets.row_N, settings.importance_cap)
+            weights_N = importance_weights(logprobs_N, behaviour_N, self._settings.importance_cap)
         if targets.off_policy_N is not None:
             weights_N = torch.where(targets.off_policy_N, shaped_weights(logprobs_N), weights_N)
         return policy_loss(logprobs_N, targets.coefficients_N, weights_N)
@@ -180,13 +177,11 @@ class TorchLearner(LoraLearner):
         grads = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
-    def _optimise(self, learning_rate: float, factor: float) -> None:
+    def _optimise(self, factor: float) -> None:
         if factor != 1.0:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
-        for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate
         self._optimiser.step()
         largest = float(torch.nn.utils.get_total_norm(list(self._parameters.values()), norm_type=math.inf))
         check_weights(largest, self._step + 1)
