@@ -12,12 +12,12 @@ always computed in float32. What is left to be computed belongs to the thread th
 
 from __future__ import annotations
 
-import math
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,12 +30,11 @@ FOLDER_ARCHITECTURES = ("qwen2", "llama", "qwen3")
 FLOAT16_FROM_PARAMETERS = 100_000_000
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PEFT_PREFIX = "base_model.model."
-Precision = Literal["auto", "float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """What others need to know of a decoder."""
+    """What others need to know of a decoder; `dtype` is the type of its activations."""
 
     architecture: str
     parameters: int
@@ -44,19 +43,21 @@ class DecoderShape:
     kv_heads: int
     head_dim: int
     context_tokens: int
+    dtype: mx.Dtype
 
 
 class MlxDecoder:
     """mlx_lm's module with the shape of its model. Not for use on two threads at a time."""
 
-    def __init__(self, module: Any, shape: DecoderShape, dtype: mx.Dtype) -> None:
-        self.module, self.shape, self.dtype = module, shape, dtype
+    def __init__(self, module: Any, shape: DecoderShape) -> None:
+        self.module, self.shape, self.dtype = module, shape, shape.dtype
 
     def twin(self) -> MlxDecoder:
         """A decoder over the same weight arrays whose modules are its own, without an adapter."""
-        copy = MlxDecoder(_twin_of(self.module), self.shape, self.dtype)
-        copy.remove_lora()
-        return copy
+        shared = {id(part): part for _, part in tree_flatten(self.module) if isinstance(part, mx.array)}
+        twin = MlxDecoder(copy.deepcopy(self.module, shared), self.shape)
+        twin.remove_lora()
+        return twin
 
     def hidden_states(self, ids_BT: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         """Hidden states [B, T, D] after the last norm. `cache` holds one of mlx_lm's cache roles per layer; None is plain causal."""
@@ -136,7 +137,8 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
         super().__init__()
-        outputs, inputs = _matrix_shape(base)
+        outputs, columns = base.weight.shape
+        inputs = columns * 32 // base.bits if "scales" in base else columns  # a quantised matrix is packed into words
         self.base = base
         self.lora_a = mx.zeros((rank, inputs))
         self.lora_b = mx.zeros((outputs, rank))
@@ -162,41 +164,40 @@ class FileRope(nn.Module):
         return mx.fast.rope(x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._freqs)
 
 
-def load_mlx_decoder(path: str | Path, precision: Precision = "auto") -> MlxDecoder:
+def load_mlx_decoder(path: str | Path) -> MlxDecoder:
     """The decoder of a GGUF file or of a folder with config.json and safetensors. Raises ModelFileError."""
     path = Path(path)
-    decoder = _from_folder(path, precision) if path.is_dir() else _from_gguf(GgufFile(path), precision)
+    decoder = _from_folder(path) if path.is_dir() else _from_gguf(GgufFile(path))
     mx.eval(decoder.module.parameters(), [layer.self_attn.rope.get("_freqs", []) for layer in decoder.module.model.layers])
     return decoder
 
 
-def _from_gguf(file: GgufFile, precision: Precision) -> MlxDecoder:
+def _from_gguf(file: GgufFile) -> MlxDecoder:
     from mlx_lm.models import llama, qwen2, qwen3
 
     architecture: Any = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[file.config["model_type"]]
     module = architecture.Model(architecture.ModelArgs.from_dict(file.config))  # random weights that nobody has computed yet
-    parameters = sum(int(value.size) for _, value in tree_flatten(module.parameters()))
-    dtype = _dtype_for(precision, parameters)
+    shape = _shape_of(file.config, module)
     stored = dict(file.stored())
     packed = {name.removesuffix(".weight"): value for name, value in stored.items() if isinstance(value, Packed)}
     layout = {name: {"group_size": GROUP_SIZE, "bits": value.bits, "mode": "affine"} for name, value in packed.items()}
     nn.quantize(module, class_predicate=lambda name, _: layout.get(name, False))
-    weights = {name: value.astype(dtype) for name, value in stored.items() if isinstance(value, mx.array)}
+    weights = {name: value.astype(shape.dtype) for name, value in stored.items() if isinstance(value, mx.array)}
     for name, value in packed.items():
         weights |= {
             f"{name}.weight": value.words,
-            f"{name}.scales": value.scales.astype(dtype),
-            f"{name}.biases": value.biases.astype(dtype),
+            f"{name}.scales": value.scales.astype(shape.dtype),
+            f"{name}.biases": value.biases.astype(shape.dtype),
         }
     module.load_weights(list(weights.items()))
     factors = file.rope_factors()
     if factors is not None:
         for layer in module.model.layers:
             layer.self_attn.rope = FileRope(file.config["head_dim"], file.config["rope_theta"], mx.array(factors))
-    return MlxDecoder(module, _shape_of(file.config, parameters), dtype)
+    return MlxDecoder(module, shape)
 
 
-def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
+def _from_folder(folder: Path) -> MlxDecoder:
     from mlx_lm.utils import load_model
 
     if not (folder / "config.json").is_file():
@@ -209,14 +210,15 @@ def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
     if config.get("model_type") not in FOLDER_ARCHITECTURES:
         hint = f"supported: {', '.join(FOLDER_ARCHITECTURES)}"
         raise ModelFileError(f"unsupported architecture {config.get('model_type')!r} in {folder}", hint=hint)
-    parameters = _count(module)
-    dtype = _dtype_for(precision, parameters)
-    module.set_dtype(dtype)
-    return MlxDecoder(module, _shape_of(config, parameters), dtype)
+    shape = _shape_of(config, module)
+    module.set_dtype(shape.dtype)
+    return MlxDecoder(module, shape)
 
 
-def _shape_of(config: Mapping[str, Any], parameters: int) -> DecoderShape:
-    heads = int(config["num_attention_heads"])
+def _shape_of(config: Mapping[str, Any], module: Any) -> DecoderShape:
+    from mlx_lm.utils import get_total_parameters
+
+    heads, parameters = int(config["num_attention_heads"]), int(get_total_parameters(module))
     return DecoderShape(
         architecture=str(config["model_type"]),
         parameters=parameters,
@@ -225,45 +227,5 @@ def _shape_of(config: Mapping[str, Any], parameters: int) -> DecoderShape:
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
         context_tokens=int(config.get("max_position_embeddings") or 0),
+        dtype=mx.float16 if parameters >= FLOAT16_FROM_PARAMETERS else mx.float32,
     )
-
-
-def _dtype_for(precision: Precision, parameters: int) -> mx.Dtype:
-    if precision == "auto":
-        return mx.float16 if parameters >= FLOAT16_FROM_PARAMETERS else mx.float32
-    return mx.float16 if precision == "float16" else mx.float32
-
-
-def _matrix_shape(layer: Any) -> tuple[int, int]:
-    """Outputs and inputs of a linear layer or embedding, plain or quantised."""
-    rows, columns = layer.weight.shape
-    return (rows, columns * 32 // layer.bits) if "scales" in layer else (rows, columns)
-
-
-def _count(module: Any) -> int:
-    """Weights of a module, quantised ones counted unpacked."""
-    total = 0
-    for _, layer in module.named_modules():
-        skip = ("scales", "biases", "weight") if "scales" in layer else ()
-        total += sum(
-            int(value.size)
-            for name, value in layer.items()
-            if isinstance(value, mx.array) and name not in skip and name[0] != "_"
-        )
-        total += math.prod(_matrix_shape(layer)) if "scales" in layer else 0
-    return total
-
-
-def _twin_of(value: Any) -> Any:
-    """Modules and the containers between them copied, everything else shared."""
-    if isinstance(value, nn.Module):
-        kind: Any = type(value)
-        twin = kind.__new__(kind)
-        twin.__dict__.update({name: set(part) if isinstance(part, set) else part for name, part in value.__dict__.items()})
-        dict.update(twin, {name: _twin_of(part) for name, part in value.items()})
-        return twin
-    if isinstance(value, list):
-        return [_twin_of(part) for part in value]
-    if type(value) is dict:
-        return {name: _twin_of(part) for name, part in value.items()}
-    return value
