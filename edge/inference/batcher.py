@@ -306,8 +306,8 @@ class Batcher:
     def _rows_for(self, request: Request) -> int:
         if request.priority <= Priority.SERVING:
             return self._engine.rows
-        kept = self._engine.rows - self._rollout_rows
-        return self._rollout_rows + kept // 2 if request.priority <= Priority.TEXTS else self._rollout_rows
+        reserved = self._engine.rows - self._rollout_rows
+        return self._rollout_rows + reserved // 2 if request.priority <= Priority.TEXTS else self._rollout_rows
 
     def _start_one(self, request: Request, row: int) -> bool:
         """Sample a response's first token and put it into a row; False when that token ended it already."""
@@ -352,10 +352,13 @@ class Batcher:
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
-                if sequence.occurrences:
-                    _take_penalties(sequence.request.sampling, sequence.occurrences, logits_V)
+                sampling = sequence.request.sampling
+                if sequence.occurrences:  # tokens that came before become less likely
+                    seen = np.fromiter(sequence.occurrences, dtype=np.intp)
+                    times = np.fromiter(sequence.occurrences.values(), dtype=np.float32)
+                    logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
                 sequence.logits_V = logits_V
-                narrow = narrow or sequence.request.sampling.top_p < 1.0
+                narrow = narrow or sampling.top_p < 1.0
         temperatures = np.array([sequence.temperature for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
@@ -382,20 +385,17 @@ class Batcher:
         if not sampling.suppress_help:
             sequence.free_choice = free
         if key == "" and not sequence.is_forced and free in starts and self._choice(sequence, logits_V, uniform) not in starts:
-            self._answer_instead(sequence, logits_V)
+            # Leave only what begins an answer: a model kept from its request for help goes on in the middle of one otherwise.
+            wanted = self._instead_ids[sequence.follower.last_tag()]
+            allowed = logits_V[wanted]
+            if np.isfinite(allowed).any():
+                logits_V[:] = -np.inf
+                logits_V[wanted] = allowed
 
     def _choice(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
         """The token that these logits would give."""
         ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
         return int(ids[0])
-
-    def _answer_instead(self, sequence: _Sequence, logits_V: Floats) -> None:
-        """Leave only what begins an answer, in place: a model kept from its request for help goes on in the middle of one otherwise."""
-        wanted = self._instead_ids[sequence.follower.last_tag()]
-        kept = logits_V[wanted]
-        if np.isfinite(kept).any():
-            logits_V[:] = -np.inf
-            logits_V[wanted] = kept
 
     def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:
         """What the bias has made of this token, where there was one."""
@@ -436,10 +436,3 @@ class Batcher:
         if top is not None and sequence.logits_V is not None:
             scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
-
-
-def _take_penalties(sampling: Sampling, occurrences: Counter[int], logits_V: Floats) -> None:
-    """Make tokens that came before less likely, in place."""
-    ids = np.fromiter(occurrences, dtype=np.intp)
-    times = np.fromiter(occurrences.values(), dtype=np.float32)
-    logits_V[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times

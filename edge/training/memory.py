@@ -160,13 +160,17 @@ class MemoryNeed:
 def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> MemoryNeed:
     """What the micro-batch needs at its fullest moment, in bytes."""
     adapter = 4 * lora_parameters(shape, setting)
+    # Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file.
+    tokens = max(1, batch.rows * batch.response_tokens)
+    columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
+    block = columns * shape.width if setting.weights == "streamed" else 0
     return MemoryNeed(
         weights=_weight_bytes(shape, setting),
         key_values=setting.row_bytes(shape),
         adapter=2 * adapter,
         optimiser=2 * adapter,
         activations=_activation_bytes(shape, batch, setting),
-        logits=_logit_bytes(shape, batch, setting),
+        logits=4 * (3 * tokens * columns + block),
     )
 
 
@@ -219,14 +223,6 @@ def _graph_elements(shape: ModelShape, tokens: int, length: int, attended: int, 
 def _scores(shape: ModelShape, length: int, attended: int) -> int:
     """H·S a token where attention keeps its weights."""
     return shape.heads * attended if length * attended <= PLAIN_SCORES else 0
-
-
-def _logit_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:
-    """Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file."""
-    tokens = max(1, batch.rows * batch.response_tokens)
-    columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
-    block = columns * shape.width if setting.weights == "streamed" else 0
-    return 4 * (3 * tokens * columns + block)
 
 
 def worst_micro_batch(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting) -> MicroBatch:

@@ -70,36 +70,27 @@ class RateScore:
 
 def refusal_of(anchors: Sequence[AnchorScore], rate: RateScore, rules: GateRules) -> str:
     """Why the candidate may not serve, in one line; "" when it may."""
+    # The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks.
+    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
+    level = strict_level([score.lost + score.gained for score in tested])
+    too_far = [score for score in tested if score.before - score.after > rules.max_drop + _ROUNDING]
+    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
+    named = [score for score in fallen if score in anchors]
     reasons = [
         f"{score.source}: {_percent(score.after)} of {score.items} anchors right, {_percent(score.before)} with the adapter in use"
-        for score in _fallen(anchors, rules.max_drop)
+        for score in named or fallen
     ]
-    if _strays(rate, rules.rate_band):
+    distance = abs(rate.now - rate.target)
+    nearer = rate.before is not None and distance <= abs(rate.before - rate.target) + _ROUNDING
+    if distance > rules.rate_band + _ROUNDING and not nearer:
         reasons.append(f"asks {_percent(rate.now)}, too far from the target of {_percent(rate.target)}")
     return "; ".join(reasons)
 
 
 def together(anchors: Sequence[AnchorScore]) -> AnchorScore:
     """All sources as one."""
-    items, right = sum(score.items for score in anchors), sum(score.right for score in anchors)
-    lost, gained = sum(score.lost for score in anchors), sum(score.gained for score in anchors)
-    return AnchorScore("all tasks together", items, right, lost, gained)
-
-
-def _fallen(anchors: Sequence[AnchorScore], max_drop: float) -> list[AnchorScore]:
-    """The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks."""
-    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
-    level = strict_level([score.lost + score.gained for score in tested])
-    too_far = [score for score in tested if score.before - score.after > max_drop + _ROUNDING]
-    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
-    return [score for score in fallen if score in anchors] or fallen
-
-
-def _strays(rate: RateScore, band: float) -> bool:
-    """Outside the band around τ, and further away than before."""
-    distance = abs(rate.now - rate.target)
-    within = distance <= band + _ROUNDING
-    return not within and (rate.before is None or distance > abs(rate.before - rate.target) + _ROUNDING)
+    counts = ([getattr(score, field) for score in anchors] for field in ("items", "right", "lost", "gained"))
+    return AnchorScore("all tasks together", *map(sum, counts))
 
 
 def _percent(share: float) -> str:
