@@ -92,7 +92,7 @@ class PeftAdapter:
 def read_peft_adapter(folder: Path) -> PeftAdapter:
     """The adapter in a peft folder (adapter_config.json, adapter_model.safetensors), modules in the order of their names.
 
-    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it says.
+    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it states.
     """
     config = _read_config(folder / "adapter_config.json")
     parts: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -167,7 +167,7 @@ def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
         by_block.setdefault(int(block), set()).add(inner)
     covered = sorted(by_block)
     if covered != list(range(len(covered))) or len({frozenset(inner) for inner in by_block.values()}) != 1:
-        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot say")
+        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot express")
     return sorted(by_block[0]), len(covered)
 
 

@@ -108,7 +108,7 @@ class InferenceBackend(RawText, Protocol):
         ...
 
     def stream(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> AsyncIterator[TextDelta]:
-        """Stream one answer at serving priority; `prefix` is text of the assistant's turn already said, to be continued."""
+        """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued."""
         ...
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

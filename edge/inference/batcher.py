@@ -175,7 +175,7 @@ class _Sequence:
 class Batcher:
     """Drives an engine. All methods but `add` must be called on the engine's thread.
 
-    At most `rollout_rows` rows are given to rollouts; the engine's other rows are kept for serving, and half of those may go to raw texts.
+    At most `rollout_rows` rows are given to rollouts; the other rows are reserved for serving, and half of those may go to raw texts.
     """
 
     def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
@@ -371,7 +371,7 @@ class Batcher:
         """Record and bias the decision to ask for help, in place.
 
         White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. With a
-        bias, what would be taken without it is kept, to know whether the bias decides.
+        bias, what would be taken without it is noted, to know whether the bias decides.
         """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
@@ -385,7 +385,7 @@ class Batcher:
         if not sampling.suppress_help:
             sequence.free_choice = free
         if key == "" and not sequence.is_forced and free in starts and self._choice(sequence, logits_V, uniform) not in starts:
-            # Leave only what begins an answer: a model kept from its request for help goes on in the middle of one otherwise.
+            # Leave only what begins an answer: a model stopped from its request for help goes on in the middle of one otherwise.
             wanted = self._instead_ids[sequence.follower.last_tag()]
             allowed = logits_V[wanted]
             if np.isfinite(allowed).any():

@@ -67,13 +67,13 @@ class ChatTemplate:
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
 
     def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> list[int]:
-        """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has said already."""
+        """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""
         masks = self._masks([message.content for message in messages] + [prefix])
         text = self._render(messages, masks) + self._masked(prefix, masks)
         return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
 
     def plain_ids(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a raw text, in which control tokens are what they say; with `bos` before it where the model wants one."""
+        """Ids of a raw text, in which control tokens are control tokens; with `bos` before it where the model wants one."""
         ids = self._tokenise(text, {})
         return self._with_bos(ids) if bos else ids
 
@@ -84,7 +84,7 @@ class ChatTemplate:
         return [*self._tokenise(hidden, {masked: plain for plain, masked in masks.items()}), end]
 
     def turn_end(self) -> int | None:
-        """The first control token that the template writes behind a turn of the model; None where it writes none, or refuses."""
+        """The first control token that the template writes behind a turn of the model; None where it writes none, or fails."""
         turns = [Message("user", "?"), Message("assistant", _TURN)]
         try:
             behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)[2]

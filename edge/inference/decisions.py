@@ -100,7 +100,7 @@ class ResponseFollower:
     """Follows the text of one response token by token.
 
     `pending` is the key into `HelpTokens.starts` that applies to the next token, or None where no decision can be taken; `steps_over`
-    becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn said before.
+    becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn written before.
     """
 
     __slots__ = ("_limit", "_tail", "_thinking_over", "_tokens", "pending", "steps_over")
@@ -133,7 +133,7 @@ class ResponseFollower:
         return missing + HELP_PHRASE + ("</answer>" if self.last_tag(missing) == "<answer>" else "")
 
     def last_tag(self, missing: str = "") -> str:
-        """The tag that the decision stands behind, once `missing` is said."""
+        """The tag that the decision stands behind, once `missing` is written."""
         return next((tag for tag in TAGS if (self._tail + missing).rstrip().endswith(tag)), TAGS[0])
 
     def _pending_now(self) -> str | None:

@@ -1,7 +1,7 @@
 """A loaded GGUF model and its vocabulary.
 
 Errors: ModelFileError with one line for a file that is missing, not a GGUF, cut short, or of an architecture llama.cpp lacks.
-llama.cpp's own messages are kept (the last error goes into ours) instead of being printed.
+llama.cpp's own messages are collected (the first error goes into ours) instead of being printed.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class LlamaCppBackend(BatchedBackend):
     """Implements `InferenceBackend` over one GGUF file. Loading happens in the constructor and may raise ModelFileError.
 
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
-    `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
+    `serving_rows` more are reserved for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
     most what the model was trained for). `n_threads` defaults to the physical cores this process may use. What `flash_attention` costs in
     precision stands above. The worker is shared and not closed here.
     """

@@ -6,7 +6,7 @@ Single tokens are decoded over a number of rows and of places that are rounded u
 position is masked and adds exact zeros.
 
 Measured on the CPU build: with these steps a row's logits are the same bits in any company (tests/engine/test_mlx_backend.py). On Apple's
-GPU this has not been measured. Keys and values are kept in the decoder's type.
+GPU this has not been measured. Keys and values are in the decoder's type.
 All methods must be called on one thread, the one that first calls `prefill`.
 """
 

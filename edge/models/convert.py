@@ -137,7 +137,8 @@ def _check_tensors(folder: Path, tensors: Mapping[str, StoredTensor], spec: Deco
             raise ModelFileError(f"{folder}: no tensor {name}", hint="download the folder again")
         if tensors[name].shape != shape:
             raise ModelFileError(
-                f"{folder}: {name} is {tensors[name].shape}, but config.json says {shape}", hint="do the files belong together?"
+                f"{folder}: {name} is {tensors[name].shape}, but config.json expects {shape}",
+                hint="do the files belong together?",
             )
     tied = {"lm_head.weight"} if spec.tied_embeddings else set()
     unknown = [name for name in tensors.keys() - expected.keys() - tied if not name.endswith(_IGNORED)]

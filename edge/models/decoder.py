@@ -314,7 +314,7 @@ class Decoder(nn.Module):
 
 
 def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tensor | None:
-    """Who may look at whom, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention says it all.
+    """Who may look at whom, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention is the same.
 
     Without a cache it always does: rows are padded on the right, so no real token can look at padding.
     """

@@ -50,7 +50,9 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
-def pull(repo: str, file: str | None = None, revision: str | None = None, say: Callable[[str], None] = lambda _: None) -> Pulled:
+def pull(
+    repo: str, file: str | None = None, revision: str | None = None, report: Callable[[str], None] = lambda _: None
+) -> Pulled:
     """Fetch one model. Without `file` its only GGUF file, else a preferred one, else its safetensors. Raises ModelFileError, UsageError."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo) is None:
@@ -58,8 +60,8 @@ def pull(repo: str, file: str | None = None, revision: str | None = None, say: C
     names = [file] if file is not None else _listed(repo, revision)
     chosen = file if file is not None else choose_gguf(repo, names)
     if chosen is None:
-        return _folder(repo, names, revision, say)
-    say(f"{repo}: {chosen}")
+        return _folder(repo, names, revision, report)
+    report(f"{repo}: {chosen}")
     path = _download(repo, chosen, revision)
     checked = check_blob(path, repo)
     if chosen.lower().endswith(".gguf"):
@@ -96,7 +98,7 @@ def cached_models() -> Iterator[tuple[str, list[Path]]]:
             yield storage.name.removeprefix("models--").replace("--", "/"), paths
 
 
-def _folder(repo: str, names: Sequence[str], revision: str | None, say: Callable[[str], None]) -> Pulled:
+def _folder(repo: str, names: Sequence[str], revision: str | None, report: Callable[[str], None]) -> Pulled:
     """The safetensors with configuration and tokenizer; pickled weights are never fetched."""
     wanted = [
         name for name in names if name in SAFETENSORS_PARTS or re.fullmatch(r"model[^/]*\.safetensors(\.index\.json)?", name)
@@ -105,7 +107,7 @@ def _folder(repo: str, names: Sequence[str], revision: str | None, say: Callable
         raise ModelFileError(f"{repo}: has neither GGUF files nor safetensors", hint="take another version of the model")
     checked, folder = 0, Path()
     for name in sorted(wanted):
-        say(f"{repo}: {name}")
+        report(f"{repo}: {name}")
         path = _download(repo, name, revision)
         folder = path.parent
         checked += check_blob(path, repo)

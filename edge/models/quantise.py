@@ -120,7 +120,7 @@ class _Messages:
 
 @lru_cache(maxsize=1)
 def _dropping() -> Any:
-    """A callback that drops messages; made once and kept, because llama.cpp keeps the pointer."""
+    """A callback that drops messages; made once and never freed, because llama.cpp holds the pointer."""
     import llama_cpp
 
     return llama_cpp.llama_log_callback(lambda _level, _text, _data: None)

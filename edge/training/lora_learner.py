@@ -1,4 +1,4 @@
-"""What every learner of a LoRA adapter shares: the order of an update, what makes it refuse, its report, and its files.
+"""What every learner of a LoRA adapter shares: the order of an update, when it is rejected, its report, and its files.
 
 An engine (torch_learner.py, mlx_learner.py) adds the gradient and the optimiser. All work runs as jobs of slices on the shared engine
 worker. The files are the same for every engine (a peft folder, and a state file under torch's parameter names), so a run can go on with
@@ -82,7 +82,7 @@ class LoraLearner(ABC):
 
     @property
     def step(self) -> int:
-        """Optimiser steps made so far; refused and empty updates do not count."""
+        """Optimiser steps made so far; rejected and empty updates do not count."""
         return self._step
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:

@@ -204,8 +204,8 @@ def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSet
     temporaries += 4 * response_tokens * _scores(shape, batch.response_tokens, attended)
     layers = shape.layers
     if setting.checkpointing:
-        kept = shape.width * (prompt_tokens + response_tokens) * layers
-        elements = kept + layers * between + max(prompts, responses) + temporaries
+        held = shape.width * (prompt_tokens + response_tokens) * layers
+        elements = held + layers * between + max(prompts, responses) + temporaries
     else:
         elements = layers * (prompts + responses + between) + temporaries
     return math.ceil(SLACK * setting.value_bytes * elements)
@@ -276,7 +276,7 @@ def check_fits(need: MemoryNeed, batch: MicroBatch, free_bytes: int, held_bytes:
 
 
 def does_not_fit(why: str) -> OutOfMemory:
-    """The refusal, with what to lower."""
+    """The error, with what to lower."""
     return OutOfMemory(
         f"learning does not fit in memory: {why}",
         hint="lower learning.micro_batch_tokens, learning.max_tokens, model.context_tokens or engine.max_rows, leave "
@@ -290,7 +290,7 @@ Choice = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """What to make sure of. `probe` auto tries only what is in doubt, off nothing; `checkpointing` auto is off unless only on fits.
+    """What to make sure of. `probe` auto tries only what is uncertain, off nothing; `checkpointing` auto is off unless only on fits.
 
     `held_bytes` of the estimate are in use already. `estimated`: the estimate is made for this learner's engine; for another one it only
     shows what is certain to fit, and rejects nothing.
@@ -309,7 +309,7 @@ async def make_fit(learner: Probing, plan: ProbePlan, free_bytes: Callable[[], i
     """Choose the way to hold activations and try the longest micro-batch. Raises OutOfMemory when no way that is allowed fits.
 
     Each way (activations kept, or computed again in the backward pass) is judged on paper first, so that a machine that swaps or kills
-    instead of refusing is not pushed there, and then for real where the estimate leaves doubt.
+    instead of failing is not pushed there, and then for real where the estimate is not certain.
     """
     ways = [plan.checkpointing == "on"]
     if plan.checkpointing == "auto" and plan.estimated and plan.probe != "off":

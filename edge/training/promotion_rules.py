@@ -25,7 +25,7 @@ class GateRules:
 
     `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
     fall of a task's share right. `rate_band`: half-width around τ. `rate_window`: steps whose mean is the rate. `max_refusals` in a row
-    take training back to the adapter in use. `keep`: versions that served, kept to go back to.
+    take training back to the adapter in use. `keep`: versions that served, stored to go back to.
     """
 
     every: int = 10
