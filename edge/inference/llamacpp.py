@@ -19,7 +19,6 @@ by about 5e-6. All methods must be called on one thread at a time.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
+from edge.core.machine import usable_cores
 from edge.core.types import GGUF_ADAPTER
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import check_gguf_adapter
@@ -294,7 +294,7 @@ class LlamaCppBackend(BatchedBackend):
 
 def physical_cores() -> int:
     """Physical cores this process may use, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = usable_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
