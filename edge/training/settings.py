@@ -27,10 +27,6 @@ class UpdateRule:
     ratio_clip: float = 0.2
     gvpo_beta: float = 0.1
 
-    def __post_init__(self) -> None:
-        if self.updates < 1 or min(self.ratio_clip, self.gvpo_beta) < 0:
-            raise ValueError(f"a rule needs at least one update, and no negative clip or beta: {self}")
-
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
@@ -39,10 +35,6 @@ class LoraSpec:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] = LORA_TARGETS
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0 or not self.targets:
-            raise ValueError(f"an adapter needs rank >= 1, alpha > 0 and a target: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +62,3 @@ class LearnerSettings:
     gradient_checkpointing: bool = False
     threads: int = 0
     rule: UpdateRule = UpdateRule()
-
-    def __post_init__(self) -> None:
-        sizes = (self.tokens_per_slice, self.vocab_chunk_elements)
-        if min(self.learning_rate, self.importance_cap, self.max_mismatch_nats, *sizes) <= 0:
-            raise ValueError(f"learning rate, cap, mismatch bound and sizes must be positive: {self}")
-        if min(self.weight_decay, self.max_grad_norm, self.threads) < 0:
-            raise ValueError(f"weight decay, gradient norm and threads cannot be negative: {self}")

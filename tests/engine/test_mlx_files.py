@@ -18,8 +18,7 @@ pytest.importorskip("mlx_lm", reason="MLX has no wheel for this platform")
 
 from edge.models import mlx_decoder  # noqa: E402
 from edge.models.convert import add_shape  # noqa: E402
-from edge.models.mlx_decoder import MlxDecoder, load_mlx_decoder  # noqa: E402
-from edge.models.mlx_files import GgufFile, Packed  # noqa: E402
+from edge.models.mlx_decoder import GgufFile, MlxDecoder, Packed, load_mlx_decoder  # noqa: E402  # noqa: E402
 from edge.models.spec import DecoderSpec, parameter_shapes, stored_name  # noqa: E402
 
 IDS = [[1, 2, 3, 10, 11, 250]]

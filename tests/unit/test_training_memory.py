@@ -121,8 +121,3 @@ def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
         check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
     assert "2 responses of 4 tokens to 1 prompt of 6" in str(caught.value)
     assert "learning.micro_batch_tokens" in caught.value.hint
-
-
-def test_limits_without_room_are_refused() -> None:
-    with pytest.raises(ValueError):
-        BatchLimits(context_tokens=1, max_tokens=4, prompts=1, group_size=2, tokens_per_slice=8)
