@@ -67,20 +67,17 @@ class HelpTokens:
         self.starts = _help_starts(texts)
         heads = tuple(tag.removesuffix(missing) for missing in self.starts if missing for tag in TAGS if tag.endswith(missing))
         self.is_space = [bool(text) and text.isspace() for text in texts]
-        self.may_matter = [">" in text or _can_end(text, heads) for text in texts]
+        self.may_matter = [
+            ">" in text or (bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)) for text in texts
+        ]
         self.may_open_step = [":" in text for text in texts]
-        self.instead = {tag: _beginnings(texts, opening) for tag, opening in zip(TAGS, OPENINGS, strict=True)}
-
-
-def _can_end(text: str, heads: Sequence[str]) -> bool:
-    """True when a text that ends in `text` may end in one of the heads."""
-    return bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)
-
-
-def _beginnings(texts: Sequence[str], opening: str) -> tuple[int, ...]:
-    """The tokens that begin `opening`, or begin with it, white space before them aside."""
-    bare = [text.lstrip() for text in texts]
-    return tuple(token for token, text in enumerate(bare) if text and (opening.startswith(text) or text.startswith(opening)))
+        bare = [text.lstrip() for text in texts]
+        self.instead = {
+            tag: tuple(
+                token for token, text in enumerate(bare) if text and (opening.startswith(text) or text.startswith(opening))
+            )
+            for tag, opening in zip(TAGS, OPENINGS, strict=True)
+        }
 
 
 def _help_starts(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

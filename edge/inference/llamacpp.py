@@ -54,9 +54,25 @@ class LlamaEngine:
         self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, model.vocabulary.size
         self._model = model
         self._adapter: Any = None
-        self._context = _open_context(model, rows + 1, n_ctx, n_threads, flash=flash_attention)
+        streams = rows + 1
+        params = llama_cpp.llama_context_default_params()
+        params.n_seq_max = params.n_outputs_max = streams
+        params.n_ctx = n_ctx * streams
+        params.n_batch = params.n_ubatch = max(PREFILL_CHUNK, streams)
+        params.n_threads = params.n_threads_batch = n_threads
+        kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.flash_attn_type = kinds[flash_attention]
+        params.kv_unified = False
+        params.offload_kqv = params.no_perf = True
+        ENGINE_LOG.forget()
+        self._context = llama_cpp.llama_init_from_model(model.handle, params)
+        if not self._context:
+            reason = ENGINE_LOG.last_error() or "no reason given"
+            raise ModelFileError(
+                f"{model.path}: no context of {streams} x {n_ctx} tokens ({reason})", hint="lower the rows or the context"
+            )
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch(max(PREFILL_CHUNK, rows + 1))
+        self._batch = _Batch(max(PREFILL_CHUNK, streams))
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
         """Clear a row, decode a prompt into it, and return the logits behind its last token [V] (a copy)."""
@@ -104,11 +120,7 @@ class LlamaEngine:
         if source != target:
             llama_cpp.llama_memory_seq_rm(self._memory, target + _FIRST, -1, -1)
             llama_cpp.llama_memory_seq_cp(self._memory, source + _FIRST, target + _FIRST, -1, -1)
-        self.cut(target, length)
-
-    def cut(self, row: int, length: int) -> None:
-        """Forget what the row holds behind its first `length` tokens."""
-        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, length, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, target + _FIRST, length, -1)
 
     def load_adapter(self, folder: Path) -> Any:
         """Load `adapter.gguf` without using it. Raises AdapterError when it is missing, corrupt or does not fit the model."""
@@ -210,28 +222,6 @@ class _Batch:
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-
-def _open_context(model: GgufModel, rows: int, n_ctx: int, n_threads: int, *, flash: bool) -> Any:
-    """A context of `rows` streams with `n_ctx` tokens each. Raises ModelFileError when it does not fit in memory."""
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = n_ctx * rows
-    params.n_batch = params.n_ubatch = max(PREFILL_CHUNK, rows)
-    params.n_seq_max = params.n_outputs_max = rows
-    params.n_threads = params.n_threads_batch = n_threads
-    kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.flash_attn_type = kinds[flash]
-    params.kv_unified = False
-    params.offload_kqv = True
-    params.no_perf = True
-    ENGINE_LOG.forget()
-    context = llama_cpp.llama_init_from_model(model.handle, params)
-    if not context:
-        reason = ENGINE_LOG.last_error() or "no reason given"
-        raise ModelFileError(
-            f"{model.path}: no context of {rows} x {n_ctx} tokens ({reason})", hint="lower the rows or the context"
-        )
-    return context
 
 
 class LlamaCppBackend(BatchedBackend):

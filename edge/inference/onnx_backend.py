@@ -48,12 +48,23 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, *, n_threads: int, providers: tuple[str, ...] = ()) -> None:
-        self.providers, self.session = _open_session(path, n_threads, providers)
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
+        options.log_severity_level = 3
+        hint = "remove it: a graph is made where there is none"
+        self.providers = choose_providers(providers, onnxruntime.get_available_providers())
+        try:
+            self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=list(self.providers.used))
+        except Exception as error:  # the runtime's own exceptions share no base class
+            reason = " ".join(str(error).split())[:200]
+            raise ModelFileError(f"{path}: ONNX Runtime cannot use it ({reason})", hint=hint) from error
         inputs = {entry.name: entry.shape for entry in self.session.get_inputs()}
         if "past_keys" not in inputs:
-            raise ModelFileError(
-                f"{path}: not a decoder with a key/value cache", hint="remove it: a graph is made where there is none"
-            )
+            raise ModelFileError(f"{path}: not a decoder with a key/value cache", hint=hint)
         self.layers, _, self.kv_heads, _, self.head_dim = inputs["past_keys"]
         self.vocab_size = int(self.session.get_outputs()[0].shape[1])
         self.lora_shapes = {name: shape for name, shape in inputs.items() if name.endswith((".lora_a", ".lora_b"))}
@@ -167,24 +178,6 @@ def _attention_bias(starts_R: NDArray[Any], width: int, length: int) -> Floats:
 def _of_rank(shape: list[Any], rank: int) -> list[int]:
     """A LoRA input's shape with its open axis set."""
     return [axis if isinstance(axis, int) else rank for axis in shape]
-
-
-def _open_session(path: Path, n_threads: int, preferred: tuple[str, ...]) -> tuple[ProviderChoice, Any]:
-    import onnxruntime
-
-    choice = choose_providers(preferred, onnxruntime.get_available_providers())
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
-    options.log_severity_level = 3
-    try:
-        return choice, onnxruntime.InferenceSession(str(path), options, providers=list(choice.used))
-    except Exception as error:  # the runtime's own exceptions share no base class
-        reason = " ".join(str(error).split())[:200]
-        raise ModelFileError(
-            f"{path}: ONNX Runtime cannot use it ({reason})", hint="remove it: a graph is made where there is none"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
