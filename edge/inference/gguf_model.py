@@ -17,7 +17,7 @@ from typing import Any
 import llama_cpp
 
 from edge.core.errors import ModelFileError
-from edge.core.gguf_header import check_shape, read_header
+from edge.core.gguf_header import GgufHeader, check_shape, read_header
 
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4
@@ -67,7 +67,7 @@ class GgufModel:
     """
 
     def __init__(self, path: Path, *, gpu_layers: int | None = None, vocab_only: bool = False, repack: bool = True) -> None:
-        check_gguf_file(path)
+        self.header = check_gguf_file(path)
         ENGINE_LOG.install()
         ENGINE_LOG.forget()
         llama_cpp.llama_backend_init()
@@ -88,17 +88,7 @@ class GgufModel:
 
     def metadata(self, key: str) -> str:
         """A metadata value as text, "" when absent."""
-        size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), ctypes.create_string_buffer(1), 1)
-        if size < 0:
-            return ""
-        buffer = ctypes.create_string_buffer(size + 1)
-        llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
-        return buffer.value.decode("utf-8", "replace")
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        return int(llama_cpp.llama_model_n_params(self.handle))
+        return str(self.header.metadata.get(key, ""))
 
     @property
     def trained_context_tokens(self) -> int:
@@ -109,7 +99,7 @@ class GgufModel:
     def kv_bytes_per_token(self) -> int:
         """Key/value memory of one token over all layers, in half precision."""
         heads, kv_heads = (int(count(self.handle)) for count in (llama_cpp.llama_model_n_head, llama_cpp.llama_model_n_head_kv))
-        stated = self.metadata(f"{self.metadata('general.architecture')}.attention.key_length")
+        stated = self.header.of_architecture("attention.key_length")
         head_width = int(stated or int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads))
         return 2 * 2 * int(llama_cpp.llama_model_n_layer(self.handle)) * kv_heads * head_width
 
@@ -217,13 +207,15 @@ def on_graphics(gpu_layers: int | None) -> bool:
     return gpu_layers != 0 and llama_offloads()
 
 
-def check_gguf_file(path: Path) -> None:
-    """Refuse what is no model file, and numbers on which llama.cpp would end the process, before it sees them. Raises ModelFileError."""
+def check_gguf_file(path: Path) -> GgufHeader:
+    """The header of a model file, without numbers on which llama.cpp would end the process. Raises ModelFileError for any other file."""
     if not path.exists():
         raise ModelFileError(
             f"{path}: no such model file", hint="check the path, or leave the model unset to use the bundled one"
         )
-    check_shape(read_header(path))
+    header = read_header(path)
+    check_shape(header)
+    return header
 
 
 def sha256_of(path: Path) -> str:

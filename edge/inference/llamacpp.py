@@ -300,9 +300,9 @@ def describe(model: GgufModel) -> ModelInfo:
     return ModelInfo(
         name=model.metadata("general.name") or model.path.stem,
         architecture=model.metadata("general.architecture"),
-        parameters=model.parameters,
+        parameters=model.header.parameters,
         context_tokens=model.trained_context_tokens,
-        file_bytes=model.path.stat().st_size,
+        file_bytes=model.header.file_bytes,
         sha256=sha256_of(model.path),
         path=str(model.path),
         prompt_form=model.metadata("edge_agent.prompt_form") or "full",

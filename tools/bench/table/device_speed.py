@@ -2,7 +2,7 @@
 
     python -m tools.bench.table.device_speed JOB RESULT
 
-Knows models and threads; the measurements themselves are edge.training.speed's. F_i is 2 x weights of the blocks x tokens/s of a prompt
+Knows models and threads; the measurements themselves are edge.training.device's. F_i is 2 x weights of the blocks x tokens/s of a prompt
 of 512 tokens in llama.cpp (the output projection is computed for the last token alone) and F_t the speed of torch's products at the
 model's own sizes, for each model given; BW is the machine's.
 """
