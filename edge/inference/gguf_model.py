@@ -68,6 +68,7 @@ class GgufModel:
 
     def __init__(self, path: Path, *, gpu_layers: int | None = None, vocab_only: bool = False, repack: bool = True) -> None:
         self.header = check_gguf_file(path)
+        self.parameters = self.header.parameters
         ENGINE_LOG.install()
         ENGINE_LOG.forget()
         llama_cpp.llama_backend_init()

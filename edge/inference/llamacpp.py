@@ -300,7 +300,7 @@ def describe(model: GgufModel) -> ModelInfo:
     return ModelInfo(
         name=model.metadata("general.name") or model.path.stem,
         architecture=model.metadata("general.architecture"),
-        parameters=model.header.parameters,
+        parameters=model.parameters,
         context_tokens=model.trained_context_tokens,
         file_bytes=model.header.file_bytes,
         sha256=sha256_of(model.path),
