@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import torch
 
     from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
+    from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule
     from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting
-    from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
     """The adapter's shape and the learner's settings as configured."""
-    from edge.training.settings import LearnerSettings, LoraSpec
+    from edge.training.learner import LearnerSettings, LoraSpec
 
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
@@ -41,7 +41,7 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
 def update_rule(learning: LearningConfig) -> UpdateRule:
     """What the learner optimises for the configured method."""
-    from edge.training.settings import UpdateRule
+    from edge.training.learner import UpdateRule
 
     if learning.method == "grpo":
         return UpdateRule("clipped", learning.updates_per_rollout or 1, ratio_clip=learning.ratio_clip)

@@ -21,7 +21,7 @@ from torch import Tensor
 from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.machine import cpu_flags
-from edge.training.settings import Precision
+from edge.training.learner import Precision
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "mps"]
 _CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from edge.core.errors import AdapterError
 from edge.core.rng import derive_seed
-from edge.training.settings import LoraSpec
+from edge.training.learner import LoraSpec
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"

@@ -28,11 +28,10 @@ from edge.core.limits import MOST_STEPS
 from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training.batching import Row, is_live, live_rows
-from edge.training.learner import LearnerReport
+from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
-from edge.training.settings import LearnerSettings, LoraSpec
 
 AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""

@@ -25,10 +25,9 @@ from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from edge.core.worker import EngineWorker
 from edge.training.batching import Row, plain_chunks
-from edge.training.learner import check_weights
+from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule, check_weights
 from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
 from edge.training.loss import SHAPING, MismatchSums
-from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
 
 Arrays = dict[str, mx.array]
 

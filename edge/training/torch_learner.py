@@ -20,7 +20,7 @@ from edge.dagrpo.baselines import gvpo_weights
 from edge.training import lora
 from edge.training.batching import Row, Targets, plain_chunks, targets_of
 from edge.training.device import choose_dtype, has_fast_bf16
-from edge.training.learner import LearnerReport, check_weights
+from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec, check_weights
 from edge.training.lora import round_frozen
 from edge.training.lora_learner import MOMENTS, AdapterConverter, LoraLearner, Slices, Tally
 from edge.training.loss import (
@@ -36,7 +36,6 @@ from edge.training.loss import (
     token_scores,
 )
 from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
-from edge.training.settings import LearnerSettings, LoraSpec
 
 SequenceLogprobs = dict[tuple[tuple[int, ...], tuple[int, ...]], float]
 """log π (nats, summed over tokens) of responses, by prompt and tokens."""

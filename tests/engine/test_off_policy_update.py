@@ -11,7 +11,7 @@ import torch
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training import lora
-from edge.training.settings import UpdateRule
+from edge.training.learner import UpdateRule
 from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_learner import random_groups, tiny_learner
 

@@ -11,8 +11,8 @@ from edge.core.errors import UsageError
 from edge.core.types import TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.training import lora
+from edge.training.learner import LearnerSettings, UpdateRule
 from edge.training.mlx_learner import MlxLearner
-from edge.training.settings import LearnerSettings, UpdateRule
 from edge.training.torch_learner import SequenceLogprobs, TorchLearner, held_back
 from tests.engine.tiny_learner import random_groups, tiny_learner
 

@@ -18,9 +18,9 @@ from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
 from edge.training import lora
 from edge.training.batching import live_rows
+from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
-from edge.training.settings import LoraSpec
 from edge.training.torch_learner import projection_of
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import random_groups

@@ -16,9 +16,9 @@ from edge.core.worker import EngineWorker, Priority
 from edge.training import lora
 from edge.training.batching import live_rows, targets_of
 from edge.training.device import choose_dtype
+from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
-from edge.training.settings import LoraSpec
 from tests.engine.tiny_learner import SPEC, random_groups, tiny_decoder, tiny_learner
 
 

@@ -21,7 +21,7 @@ from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.models.decoder import load_decoder
-from edge.training.settings import LearnerSettings
+from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.mlx_engines import SPEC, mlx_backend, mlx_learner, require_mlx
 from tests.engine.tiny_gguf import TinyModel, permute_rows, write_tiny_model

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from edge.training.learner import LORA_TARGETS
 from edge.training.memory import (
     FREE_SHARE,
     MICRO_BATCH_TOKENS,
@@ -17,7 +18,6 @@ from edge.training.memory import (
     rows_worth,
     worst_micro_batch,
 )
-from edge.training.settings import LORA_TARGETS
 
 SHAPE = ModelShape(2_000_000, 1000, width=192, layers=5, heads=6, kv_heads=2, head_dim=32, ffn_width=576)
 LIMITS = BatchLimits(context_tokens=512, max_tokens=128, prompts=1, group_size=8, tokens_per_slice=1)

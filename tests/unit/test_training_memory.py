@@ -9,6 +9,7 @@ import pytest
 
 from edge.core.errors import EdgeError
 from edge.training.batching import live_rows, shared_bundles
+from edge.training.learner import LORA_TARGETS
 from edge.training.memory import (
     SLACK,
     BatchLimits,
@@ -22,7 +23,6 @@ from edge.training.memory import (
     probe_groups,
     worst_micro_batch,
 )
-from edge.training.settings import LORA_TARGETS
 
 SHAPE = ModelShape(parameters=1000, vocab_size=50, width=8, layers=2, heads=4, kv_heads=2, head_dim=2, ffn_width=16)
 SETTING = TrainingSetting(rank=3, targets=LORA_TARGETS, rows=5, context_tokens=10)
