@@ -33,10 +33,9 @@ from edge.core.machine import usable_cores
 from edge.core.types import GGUF_ADAPTER
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import check_gguf_adapter
-from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
-from edge.inference.chat_template import ChatTemplate
-from edge.inference.gguf_model import ENGINE_LOG, GgufModel, on_graphics, sha256_of
+from edge.inference.gguf_model import ENGINE_LOG, GgufModel, on_graphics
+from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.inference.sampling import Floats
 
 PREFILL_CHUNK = 512
@@ -251,7 +250,7 @@ class LlamaCppBackend(BatchedBackend):
         model = loaded or GgufModel(Path(model_path), gpu_layers=gpu_layers, repack=repack)
         try:
             row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
-            template = template_of(model)
+            tokenizer = gguf_tokenizer(model)
             rollout_rows = max_rows or rows_that_fit(model.kv_bytes_per_token * row_tokens, graphics=on_graphics(gpu_layers))
             engine = LlamaEngine(
                 model,
@@ -268,9 +267,9 @@ class LlamaCppBackend(BatchedBackend):
         self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "flash_attention": flash_attention}
         super().__init__(
             engine,
-            model.vocabulary,
-            template,
-            describe(model),
+            tokenizer.tokens,
+            tokenizer.template,
+            tokenizer.describe(model.path, model.header.architecture, model.parameters, model.trained_context_tokens),
             worker,
             rollout_rows=rollout_rows,
             close_model=model.close if loaded is None else None,
@@ -286,27 +285,6 @@ def physical_cores() -> int:
     """Physical cores this process may use, at least 1."""
     allowed = usable_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
-
-
-def template_of(model: GgufModel) -> ChatTemplate:
-    """The chat template that the file carries. Raises ModelFileError."""
-    vocabulary = model.vocabulary
-    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-    return ChatTemplate(model.metadata("tokenizer.chat_template"), vocabulary, specials)
-
-
-def describe(model: GgufModel) -> ModelInfo:
-    """What is loaded."""
-    return ModelInfo(
-        name=model.metadata("general.name") or model.path.stem,
-        architecture=model.metadata("general.architecture"),
-        parameters=model.parameters,
-        context_tokens=model.trained_context_tokens,
-        file_bytes=model.header.file_bytes,
-        sha256=sha256_of(model.path),
-        path=str(model.path),
-        prompt_form=model.metadata("edge_agent.prompt_form") or "full",
-    )
 
 
 _TRIAL_TOKENS = 64

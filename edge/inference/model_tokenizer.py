@@ -1,4 +1,4 @@
-"""Chat template, tokens and name of a model that an engine other than llama.cpp computes.
+"""Chat template, tokens, name and description of a model, whichever engine computes it.
 
 They come from where the weights came from: a GGUF file's vocabulary and template are read by llama.cpp without its weights, a folder's
 from tokenizer.json (byte-level BPE, as Qwen2, Qwen3 and Llama 3 have it). Errors: ModelFileError with one line that names the folder.
@@ -16,8 +16,7 @@ from edge.core.errors import ModelFileError
 from edge.inference.backend import ModelInfo
 from edge.inference.batcher import TokenTable
 from edge.inference.chat_template import ChatTemplate
-from edge.inference.gguf_model import RENDERED_CONTROL, GgufModel, sha256_of
-from edge.inference.llamacpp import template_of
+from edge.inference.gguf_model import RENDERED_CONTROL, GgufModel, Vocabulary, sha256_of
 
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 
@@ -134,14 +133,23 @@ def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
     """The tokenizer of a model file or folder. Raises ModelFileError."""
     if path.is_dir():
         vocabulary = FolderVocabulary(path, vocab_size)
-        specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-        template = ChatTemplate(vocabulary.chat_template, vocabulary, specials)
+        template = _template(vocabulary.chat_template, vocabulary)
         return ModelTokenizer(vocabulary, template, path.resolve().name, vocabulary.prompt_form)
     model = GgufModel(path, vocab_only=True)
     try:
-        template = template_of(model)
+        return gguf_tokenizer(model)
     except BaseException:
         model.close()
         raise
-    name, form = model.metadata("general.name") or path.stem, model.metadata("edge_agent.prompt_form") or "full"
+
+
+def gguf_tokenizer(model: GgufModel) -> ModelTokenizer:
+    """The tokenizer of a model that llama.cpp has loaded. Raises ModelFileError."""
+    template = _template(model.metadata("tokenizer.chat_template"), model.vocabulary)
+    name, form = model.metadata("general.name") or model.path.stem, model.metadata("edge_agent.prompt_form") or "full"
     return ModelTokenizer(model.vocabulary, template, name, form, model.close)
+
+
+def _template(source: str, vocabulary: FolderVocabulary | Vocabulary) -> ChatTemplate:
+    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
+    return ChatTemplate(source, vocabulary, specials)
