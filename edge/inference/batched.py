@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta
@@ -298,7 +297,10 @@ class BatchedBackend:
 
     def _swap(self, adapter: AdapterRef | None) -> Generator[None, None, None]:
         """Prove the new adapter before the old one is touched, drain what was begun, then switch."""
-        handle = self._load(adapter)
+        if self._closed:
+            raise AdapterError("the inference engine is closed")
+        trained = adapter if adapter is not None and (adapter.version or adapter.folder) else None
+        handle = None if trained is None else self._engine.load_adapter(Path(trained.folder))
         try:
             while self._batcher.has_work(Priority.TRAINING):
                 self._step()
@@ -310,13 +312,6 @@ class BatchedBackend:
         self._engine.use_adapter(handle)
         self._batcher.forget_prompts()
         self._batcher.adapter_version = adapter.version if adapter else 0
-
-    def _load(self, adapter: AdapterRef | None) -> Any:
-        if self._closed:
-            raise AdapterError("the inference engine is closed")
-        if adapter is None or (adapter.version == 0 and not adapter.folder):
-            return None
-        return self._engine.load_adapter(Path(adapter.folder))
 
     def _release(self) -> None:
         self._batcher.fail_all(EdgeError("the inference engine was closed"))

@@ -32,16 +32,8 @@ class Tokeniser(Protocol):
     """What rendering needs of a vocabulary (gguf_model.Vocabulary)."""
 
     control_ids: dict[str, int]
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token or -1."""
-        ...
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when prompts start with `bos`."""
-        ...
+    bos: int
+    adds_bos: bool
 
     def tokenise(self, text: str) -> list[int]:
         """Ids of plain text."""

@@ -112,13 +112,18 @@ class GgufModel:
 
 
 class Vocabulary:
-    """Token ids, their bytes, and the tokenizer. Tables are built once, so that a piece costs one list look-up."""
+    """Token ids, their bytes, and the tokenizer. Tables are built once, so that a piece costs one list look-up.
+
+    `bos` and `eos` are the tokens that begin and end a text, -1 where there is none; `adds_bos`: every prompt starts with `bos`.
+    """
 
     def __init__(self, model_handle: Any) -> None:
         self.handle = llama_cpp.llama_model_get_vocab(model_handle)
         if llama_cpp.llama_vocab_type(self.handle) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             raise ModelFileError("the model file holds no tokenizer", hint="use a GGUF that was converted with its tokenizer")
         self.size = int(llama_cpp.llama_vocab_n_tokens(self.handle))
+        self.bos, self.eos = int(llama_cpp.llama_vocab_bos(self.handle)), int(llama_cpp.llama_vocab_eos(self.handle))
+        self.adds_bos = self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.handle))
         control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         controls = [token for token in range(self.size) if self._has(token, control)]
         self.control_ids = {self._raw_piece(token, special=True).decode("utf-8", "replace"): token for token in controls}
@@ -140,21 +145,6 @@ class Vocabulary:
             if text
         ]
         self._whole = re.compile("|".join(patterns)) if patterns else None
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token, -1 when there is none."""
-        return int(llama_cpp.llama_vocab_bos(self.handle))
-
-    @property
-    def eos(self) -> int:
-        """Id of the end-of-text token, -1 when there is none."""
-        return int(llama_cpp.llama_vocab_eos(self.handle))
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when every prompt of this model starts with `bos`."""
-        return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.handle))
 
     def text_of(self, token: int) -> str:
         """How a token is written in templates, special tokens included; "" for -1."""

@@ -22,7 +22,7 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 
 
 class FolderVocabulary:
-    """Token ids, their bytes and texts, and the tokenizer, for `vocab_size` ids of which the last ones may be unused."""
+    """What gguf_model.Vocabulary is of a GGUF file, for `vocab_size` ids of which the last ones may be unused."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         from tokenizers import Tokenizer
@@ -41,7 +41,8 @@ class FolderVocabulary:
         added = self._tokenizer.get_added_tokens_decoder()
         self.control_ids = {token.content: number for number, token in added.items() if token.special}
         self._texts_of_added = {number: token.content for number, token in added.items()}
-        self._first = self._tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self.bos, self.eos = self._id_of("bos_token"), self._id_of("eos_token")
+        self.adds_bos = self.bos >= 0 and self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [self.bos]
         self._tokenizer.encode_special_tokens = True
         named = _json(folder / "generation_config.json").get("eos_token_id", _json(folder / "config.json").get("eos_token_id"))
         ends = {self.control_ids[text] for text in _ENDS if text in self.control_ids} | {self.eos}
@@ -54,21 +55,6 @@ class FolderVocabulary:
         stated = str(self._config.get("chat_template") or "")
         self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else stated
         self.prompt_form = str(self._config.get("edge_agent_prompt_form") or "full")
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token, -1 when there is none."""
-        return self._id_of("bos_token")
-
-    @property
-    def eos(self) -> int:
-        """Id of the end-of-text token, -1 when there is none."""
-        return self._id_of("eos_token")
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when every prompt of this model starts with `bos`."""
-        return self.bos >= 0 and self._first == [self.bos]
 
     def text_of(self, token: int) -> str:
         """How a token is written in templates; "" for -1."""

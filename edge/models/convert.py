@@ -62,7 +62,7 @@ def convert(
         spec = config.spec
         _check_tensors(folder, tensors, spec)
         tokenizer = read_tokenizer(folder, config.raw, spec.vocab_size)
-        factors = None if config.rotary is None else config.rotary.of(spec)
+        factors = config.rope_factors
         plan = {name: _stored_kind(tensors[name].shape, kind) for name in parameter_shapes(spec)}
         writer = GGUFWriter(str(partial), spec.architecture)
         try:

@@ -60,29 +60,11 @@ def _incomplete(path: Path, error: Exception) -> ModelFileError:
 
 
 @dataclass(frozen=True, slots=True)
-class RotaryFactors:
-    """Llama 3 slows slow rotations: by `factor` beyond the wave length original_context / low, not at all below original_context / high."""
-
-    factor: float
-    low: float
-    high: float
-    original_context: int
-
-    def of(self, spec: DecoderSpec) -> NDArray[np.float32]:
-        """What each rotation's frequency is divided by, [head_dim / 2]; between the two wave lengths it is blended."""
-        exponents = np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim
-        wave_lengths = 2 * math.pi * spec.rope_base**exponents
-        share = (self.original_context / wave_lengths - self.low) / (self.high - self.low)
-        unslowed = np.clip(share, 0.0, 1.0)
-        return (1.0 / ((1.0 - unslowed) / self.factor + unslowed)).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The shape, the rotary factors where there are some, and the whole file for what else is looked up."""
+    """The shape, what rotary frequencies are divided by where they are [head_dim / 2], and the whole file for what else is looked up."""
 
     spec: DecoderSpec
-    rotary: RotaryFactors | None
+    rope_factors: NDArray[np.float32] | None
     raw: Mapping[str, Any]
 
 
@@ -100,7 +82,7 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelFileError(f"{path}: the activation {shown(repr(raw['hidden_act']))} is not supported", hint="supported: silu")
     try:
-        return HfConfig(spec, _rotary(path, _rope(raw)), raw)
+        return HfConfig(spec, _rope_factors(path, _rope(raw), spec), raw)
     except _SENSELESS as error:
         raise _incomplete(path, error) from error
 
@@ -171,7 +153,12 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope
 
 
-def _rotary(path: Path, rope: Mapping[str, Any]) -> RotaryFactors | None:
+def _rope_factors(path: Path, rope: Mapping[str, Any], spec: DecoderSpec) -> NDArray[np.float32] | None:
+    """What each rotation's frequency is divided by, [head_dim / 2]; None where all stay.
+
+    Llama 3 slows slow rotations: by `factor` beyond the wave length original_context / low, not at all below original_context / high, and
+    blended between the two.
+    """
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
@@ -181,10 +168,12 @@ def _rotary(path: Path, rope: Mapping[str, Any]) -> RotaryFactors | None:
             hint="supported: default and llama3; remove it to use the plain context",
         )
     factor, low, high = (_positive(key, rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    factors = RotaryFactors(factor, low, high, _whole(rope, "original_max_position_embeddings", MOST_CONTEXT))
-    if factors.low >= factors.high:
-        raise ValueError(f"low_freq_factor {factors.low} is not below high_freq_factor {factors.high}")
-    return factors
+    original_context = _whole(rope, "original_max_position_embeddings", MOST_CONTEXT)
+    if low >= high:
+        raise ValueError(f"low_freq_factor {low} is not below high_freq_factor {high}")
+    wave_lengths = 2 * math.pi * spec.rope_base ** (np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim)
+    unslowed = np.clip((original_context / wave_lengths - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - unslowed) / factor + unslowed)).astype(np.float32)
 
 
 # --- tokenizer.json ---
