@@ -55,7 +55,7 @@ class BatchedBackend:
         close_model: Callable[[], object] | None,
     ) -> None:
         self._engine, self._tokens, self._template, self._worker = engine, tokens, template, worker
-        self._info, self._n_ctx, self._close_model = info, engine.n_ctx, close_model
+        self.model, self._n_ctx, self._close_model = info, engine.n_ctx, close_model
         self.rollout_rows = rollout_rows
         self._batcher = Batcher(engine, tokens, rollout_rows=rollout_rows)
         self._lock = threading.Lock()
@@ -63,11 +63,6 @@ class BatchedBackend:
         self._swaps = asyncio.Lock()
         self._closed = False
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._info
 
     @property
     def adapter_version(self) -> int:
@@ -167,7 +162,7 @@ class BatchedBackend:
 
     def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
         if len(ids) + room > self._n_ctx:
-            most = self._info.context_tokens
+            most = self.model.context_tokens
             hint = f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
             if 0 < most <= self._n_ctx:
                 hint = "shorten it: this model reads no more"

@@ -70,11 +70,6 @@ class OnnxGraph:
         self.lora_shapes = {name: shape for name, shape in inputs.items() if name.endswith((".lora_a", ".lora_b"))}
         self.source_sha256 = str(self.session.get_modelmeta().custom_metadata_map.get(SOURCE_KEY, ""))
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Key/value memory of one token over all layers, in float32."""
-        return int(2 * 4 * self.layers * self.kv_heads * self.head_dim)
-
 
 class OnnxEngine:
     """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `Engine`."""
@@ -214,7 +209,8 @@ class OnnxBackend(BatchedBackend):
         model = loaded or _load(Path(model_path), Path(graph_path), providers, n_threads or physical_cores())
         graph = model.graph
         row_tokens = min(n_ctx, model.info.context_tokens or n_ctx)
-        rollout_rows = max_rows or rows_that_fit(graph.kv_bytes_per_token * row_tokens)
+        token_bytes = 2 * 4 * graph.layers * graph.kv_heads * graph.head_dim  # float32
+        rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens)
         self.providers: ProviderChoice = graph.providers
         self._model, self._graph_path = model, graph_path
         super().__init__(

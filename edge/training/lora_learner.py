@@ -61,7 +61,10 @@ class Tally:
 
 
 class LoraLearner(ABC):
-    """See edge/training/learner.py for the contract. The methods without a body are what an engine brings."""
+    """See edge/training/learner.py for the contract. The methods without a body are what an engine brings.
+
+    `step`: optimiser steps made so far; rejected and empty updates do not count.
+    """
 
     def __init__(
         self,
@@ -77,12 +80,7 @@ class LoraLearner(ABC):
         self._spec = lora_spec or LoraSpec()
         self._settings = settings or LearnerSettings()
         self._seed = seed
-        self._step = 0
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps made so far; rejected and empty updates do not count."""
-        return self._step
+        self.step = 0
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step, or as many as the rule allows; several are reported as the first with the seconds of all.
@@ -198,7 +196,7 @@ class LoraLearner(ABC):
         limit = self._settings.max_grad_norm
         factor = limit / grad_norm if limit and grad_norm > limit else 1.0
         self._optimise(factor)
-        self._step += 1
+        self.step += 1
         return grad_norm, ""
 
     def _report(self, groups: Sequence[TrainingGroup], tally: Tally, grad_norm: float, skipped: str) -> LearnerReport:
@@ -264,7 +262,7 @@ class LoraLearner(ABC):
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {_ADAPTER + name: tensor for name, tensor in self._adapter().items()}
         tensors |= {_OPTIMISER + name: tensor for name, tensor in self._moments().items()}
-        return tensors, {"step": self._step, "seed": self._seed, "lora": _as_json(self._spec)}
+        return tensors, {"step": self.step, "seed": self._seed, "lora": _as_json(self._spec)}
 
     def _restore(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         if scalars.get("lora") != _as_json(self._spec) or not isinstance(scalars.get("step"), int):
@@ -282,7 +280,7 @@ class LoraLearner(ABC):
         except AdapterError as error:
             raise StateError(str(error), hint=error.hint) from error
         self._set_moments(moments)
-        self._step = scalars["step"]
+        self.step = scalars["step"]
 
 
 def parameter_name(name: str) -> str:

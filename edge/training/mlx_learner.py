@@ -117,7 +117,7 @@ class MlxLearner(LoraLearner):
 
     def _optimise(self, factor: float) -> None:
         """θ ← θ(1 - ηω) - η m̂ / (√v̂ + ε), as torch.optim.AdamW (decoupled weight decay ω, bias-corrected moments)."""
-        settings, count = self._settings, self._step + 1
+        settings, count = self._settings, self.step + 1
         lr, (beta1, beta2) = settings.learning_rate, settings.betas
         root = math.sqrt(1.0 - beta2**count)
         adapter, averages = self._decoder.lora(), {}
@@ -149,7 +149,7 @@ class MlxLearner(LoraLearner):
         for name, (first, second) in self._averages.items():
             key = parameter_name(name)
             tensors |= _as_torch({f"{key}/exp_avg": first, f"{key}/exp_avg_sq": second})
-            tensors[f"{key}/step"] = torch.tensor(float(self._step))
+            tensors[f"{key}/step"] = torch.tensor(float(self.step))
         return tensors
 
     def _set_moments(self, tensors: Mapping[str, Tensor]) -> None:

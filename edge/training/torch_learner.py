@@ -183,7 +183,7 @@ class TorchLearner(LoraLearner):
                     parameter.grad.mul_(factor)
         self._optimiser.step()
         largest = float(torch.nn.utils.get_total_norm(list(self._parameters.values()), norm_type=math.inf))
-        check_weights(largest, self._step + 1)
+        check_weights(largest, self.step + 1)
 
     def _discard_gradient(self) -> None:
         self._optimiser.zero_grad(set_to_none=True)
