@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     import torch
 
     from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
-    from edge.training.memory import BatchLimits, ModelShape, TrainingSetting
-    from edge.training.probing import ProbePlan
-    from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
+    from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule
+    from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting
 
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
     """The adapter's shape and the learner's settings as configured."""
-    from edge.training.settings import LearnerSettings, LoraSpec
+    from edge.training.learner import LearnerSettings, LoraSpec
 
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
@@ -42,7 +41,7 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
 def update_rule(learning: LearningConfig) -> UpdateRule:
     """What the learner optimises for the configured method."""
-    from edge.training.settings import UpdateRule
+    from edge.training.learner import UpdateRule
 
     if learning.method == "grpo":
         return UpdateRule("clipped", learning.updates_per_rollout or 1, ratio_clip=learning.ratio_clip)
@@ -82,7 +81,7 @@ def model_shape(path: Path) -> ModelShape:
     from edge.training.memory import ModelShape
 
     if path.is_dir():
-        from edge.models.hf_config import shape_of_folder
+        from edge.models.hf_folder import shape_of_folder
         from edge.models.spec import parameter_count
 
         spec = shape_of_folder(path)
@@ -130,8 +129,7 @@ def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
 
 def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan:
     """What has to be made sure of before learning, with weights and rows in memory already. Raises ModelFileError."""
-    from edge.training.memory import held_before_learning
-    from edge.training.probing import ProbePlan
+    from edge.training.memory import ProbePlan, held_before_learning
 
     shape, setting = model_shape(path), training_setting(config, path)
     held, learning = held_before_learning(shape, setting), config.learning

@@ -10,7 +10,7 @@ python=$1
 version=$(sed -n 's/^llama[_-]cpp[_-]python==//p' constraints.txt)
 
 decodes() {
-  "$python" -c 'from edge.inference.trial import decode_some; decode_some("edge/models/files/nano-edge.gguf")' 2>/dev/null
+  "$python" -c 'from edge.inference.llamacpp import decode_some; decode_some("edge/models/files/nano-edge.gguf")' 2>/dev/null
 }
 
 rebuild() {

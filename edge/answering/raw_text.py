@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from edge.core.concurrency import closing
 from edge.core.precedence import ServingPrecedence
 from edge.core.types import Sampling, ScoredToken, TextDelta
-from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
+from edge.inference.backend import RawPrompt, RawText, TokenizerInfo
 
 
 class ServedTexts:

@@ -59,7 +59,7 @@ async def probe_memory(config: AgentConfig, path: Path, learner: Probing) -> Non
     The estimate is made for torch: for another learner it only says what is certain to fit.
     """
     from edge.models.weights import available_memory
-    from edge.training.probing import make_fit
+    from edge.training.memory import make_fit
 
     in_torch, config = choose_engine(config, path).trains_in_torch, with_its_device(config, path)
     free = partial(training_memory, config) if in_torch else available_memory

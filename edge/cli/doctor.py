@@ -487,7 +487,7 @@ def trial_command() -> list[str]:
     """The process that decodes some tokens of the smallest bundled model."""
     from edge.models.catalogue import bundled_folder
 
-    program = "import sys; from edge.inference.trial import decode_some; decode_some(sys.argv[1])"
+    program = "import sys; from edge.inference.llamacpp import decode_some; decode_some(sys.argv[1])"
     return [sys.executable, "-c", program, str(bundled_folder() / "nano-edge.gguf")]
 
 

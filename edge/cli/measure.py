@@ -24,10 +24,9 @@ from edge.core.types import Sampling
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig, DeviceConfig, SpeedConfig
     from edge.inference.batched import BatchedBackend
-    from edge.training.advice import BatchAdvice
     from edge.training.floor import Floor, ModelCost
     from edge.training.learner import Learner
-    from edge.training.memory import MicroBatch
+    from edge.training.memory import BatchAdvice, MicroBatch
 
 
 Say = Callable[[str], None]
@@ -266,7 +265,7 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
         return {}
     import torch
 
-    from edge.training.speed import BUFFER_BYTES, product_flop_per_s, read_bytes_per_s
+    from edge.training.device import BUFFER_BYTES, product_flop_per_s, read_bytes_per_s
 
     if config.learning.torch_threads:
         torch.set_num_threads(config.learning.torch_threads)
@@ -287,10 +286,11 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
 
 def _dequantised_per_s(path: Path, clock: Clock) -> float:
     from edge.models.gguf_reader import open_gguf
-    from edge.training.speed import fastest
+    from edge.models.streamed import stored_matrix
+    from edge.training.device import fastest
 
     file = open_gguf(path)
-    matrix = file.stored_matrix("model.layers.0.mlp.down_proj.weight", file.decoder_spec())
+    matrix = stored_matrix(file, "model.layers.0.mlp.down_proj.weight", file.decoder_spec())
     return matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
 
 
@@ -341,7 +341,7 @@ def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
 
 def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
     from edge.sizing import batch_limits, model_shape, training_memory, training_setting
-    from edge.training.advice import batch_advice, rows_worth
+    from edge.training.memory import batch_advice, rows_worth
 
     rows = rows_worth(rates.decode_tokens_per_s)
     setting = replace(training_setting(config, path), rows=rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, ModelFileError
+from edge.core.files import replacing
 from edge.core.gguf_header import read_header
 from edge.core.types import GGUF_ADAPTER
 
@@ -46,11 +46,30 @@ def write_gguf_adapter(peft_folder: Path, base_gguf: Path, out: Path) -> None:
     Raises AdapterError for an adapter that is not plain LoRA on linear layers of the blocks, ModelFileError for an unusable base.
     """
     adapter, base = read_peft_adapter(peft_folder), _read_base(base_gguf)
-    renamed: dict[str, NDArray[np.float32]] = {}
-    for module, (lora_a, lora_b) in adapter.tensors.items():
-        stored = f"{_stored_layer(module, base)}.weight"
-        renamed |= {f"{stored}.lora_a": lora_a, f"{stored}.lora_b": _in_file_order(module, lora_b, base)}
-    _write(renamed, base.architecture, adapter.scaling * adapter.rank, out)
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    if base.architecture not in kinds:
+        raise ModelFileError(f"no tensor names are known for the architecture {base.architecture!r}")
+    names = gguf.get_tensor_name_map(kinds[base.architecture], base.blocks)
+    permuted = {"q_proj": base.heads, "k_proj": base.kv_heads} if base.architecture == "llama" else {}
+    with replacing(out) as draft:
+        writer = gguf.GGUFWriter(draft, base.architecture)
+        writer.add_type(gguf.GGUFType.ADAPTER)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, adapter.scaling * adapter.rank)
+        for module, (lora_a, lora_b) in adapter.tensors.items():
+            stored = names.get_name(module)  # model.layers.0.mlp.up_proj -> blk.0.ffn_up
+            if stored is None or not stored.startswith("blk."):
+                raise AdapterError(
+                    f"{module}: no such linear layer in the blocks of the base model ({base.architecture}, {base.blocks} blocks)"
+                )
+            heads = permuted.get(module.rpartition(".")[2])
+            writer.add_tensor(f"{stored}.weight.lora_a", np.ascontiguousarray(lora_a))
+            in_file_order = lora_b if heads is None else interleave_rotary_rows(lora_b, heads)
+            writer.add_tensor(f"{stored}.weight.lora_b", np.ascontiguousarray(in_file_order))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +92,7 @@ class PeftAdapter:
 def read_peft_adapter(folder: Path) -> PeftAdapter:
     """The adapter in a peft folder (adapter_config.json, adapter_model.safetensors), modules in the order of their names.
 
-    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it says.
+    Raises AdapterError for one that is missing, damaged, not plain LoRA, not finite, or of another rank than it states.
     """
     config = _read_config(folder / "adapter_config.json")
     parts: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -94,17 +113,16 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
 def check_adapter(folder: Path) -> None:
     """Read an adapter folder through: peft's files, and adapter.gguf where there is one. Raises AdapterError."""
     read_peft_adapter(folder)
-    served = folder / GGUF_ADAPTER
-    if not served.exists():
-        return
-    check_gguf_adapter(served)
+    if (folder / GGUF_ADAPTER).exists():
+        check_gguf_adapter(folder / GGUF_ADAPTER)
 
 
 def check_gguf_adapter(path: Path) -> None:
     """Raises AdapterError for a file that llama.cpp would load and then answer nothing sensible with."""
     try:
         reader = gguf.GGUFReader(path)
-        alpha = _alpha_of(reader)
+        field = reader.get_field("adapter.lora.alpha")
+        alpha = None if field is None else float(field.contents())
         finite = all(np.isfinite(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).all() for tensor in reader.tensors)
     except Exception as error:  # the reader raises whatever its parsing runs into
         raise AdapterError(f"{path}: damaged ({type(error).__name__})", hint=_ANOTHER) from error
@@ -116,11 +134,6 @@ def check_gguf_adapter(path: Path) -> None:
         raise AdapterError(f"{path}: adapter.lora.alpha must be a positive number, not {alpha}", hint=_ANOTHER)
     if reader.get_field("adapter.alora.invocation_tokens") is not None:
         raise AdapterError(f"{path}: is switched on by tokens (aLoRA), which is not supported", hint=_ANOTHER)
-
-
-def _alpha_of(reader: gguf.GGUFReader) -> float | None:
-    field = reader.get_field("adapter.lora.alpha")
-    return None if field is None else float(field.contents())
 
 
 def write_mlx_adapter(peft_folder: Path, out: Path) -> None:
@@ -154,27 +167,23 @@ def _mlx_layers(modules: Iterable[str]) -> tuple[list[str], int]:
         by_block.setdefault(int(block), set()).add(inner)
     covered = sorted(by_block)
     if covered != list(range(len(covered))) or len({frozenset(inner) for inner in by_block.values()}) != 1:
-        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot say")
+        raise AdapterError("the adapter covers other layers in some blocks than in others, which MLX's format cannot express")
     return sorted(by_block[0]), len(covered)
 
 
 def lora_norms(folder: Path) -> dict[str, dict[str, float]]:
     """Frobenius norms of A, B and the whole change scale B A for each layer of a peft folder. Raises AdapterError."""
     adapter = read_peft_adapter(folder)
-    return {
-        module: {
+    norms = {}
+    for module, (lora_a, lora_b) in adapter.tensors.items():
+        a, b = lora_a.astype(np.float64), lora_b.astype(np.float64)
+        product = math.sqrt(max(0.0, float(np.sum((b.T @ b) * (a @ a.T)))))  # ‖BA‖² = tr((BᵀB)(AAᵀ)), without making B A
+        norms[module] = {
             "a": float(np.linalg.norm(lora_a)),
             "b": float(np.linalg.norm(lora_b)),
-            "change": adapter.scaling * _norm_of_product(lora_b, lora_a),
+            "change": adapter.scaling * product,
         }
-        for module, (lora_a, lora_b) in adapter.tensors.items()
-    }
-
-
-def _norm_of_product(b: NDArray[np.float32], a: NDArray[np.float32]) -> float:
-    """‖B A‖ without making B A: ‖BA‖² = tr((BᵀB)(AAᵀ))."""
-    wide_b, wide_a = b.astype(np.float64), a.astype(np.float64)
-    return math.sqrt(max(0.0, float(np.sum((wide_b.T @ wide_b) * (wide_a @ wide_a.T)))))
+    return norms
 
 
 def lora_scaling(config: Mapping[str, Any]) -> float:
@@ -197,8 +206,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise AdapterError(f"{path}: not a readable adapter configuration ({error})") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterError(f"{path}: not a LoRA adapter")
-    unsupported = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-    for key in unsupported:
+    for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out"):
         if config.get(key):
             raise AdapterError(f"{path}: {key} is not supported")
     if config.get("bias", "none") != "none":
@@ -256,22 +264,6 @@ def _as_float32(path: Path, name: str, entry: Mapping[str, Any]) -> NDArray[np.f
     return np.frombuffer(data, dtype=kinds[entry["dtype"]]).astype(np.float32).reshape(shape)
 
 
-def _stored_layer(module: str, base: _Base) -> str:
-    """The name of a linear layer in the file: `model.layers.0.mlp.up_proj` -> `blk.0.ffn_up`."""
-    stored = _tensor_names(base.architecture, base.blocks).get_name(module)
-    if stored is None or not stored.startswith("blk."):
-        raise AdapterError(
-            f"{module}: no such linear layer in the blocks of the base model ({base.architecture}, {base.blocks} blocks)"
-        )
-    return str(stored)
-
-
-def _in_file_order(module: str, lora_b: NDArray[np.float32], base: _Base) -> NDArray[np.float32]:
-    """Rows of lora_B in the order in which the base model's file has the layer's rows."""
-    heads = {"q_proj": base.heads, "k_proj": base.kv_heads}.get(module.rpartition(".")[2])
-    return lora_b if base.architecture != "llama" or heads is None else interleave_rotary_rows(lora_b, heads)
-
-
 def _module_and_part(name: str) -> tuple[str, str]:
     """`base_model.model.M.lora_A[.adapter].weight` -> (M, "lora_A")."""
     for part in _PARTS:
@@ -279,29 +271,3 @@ def _module_and_part(name: str) -> tuple[str, str]:
         if found and name.startswith(_PREFIX):
             return module, part
     raise AdapterError(f"{name}: not a LoRA tensor")
-
-
-@lru_cache(maxsize=8)
-def _tensor_names(architecture: str, blocks: int) -> Any:
-    for kind, known in gguf.MODEL_ARCH_NAMES.items():
-        if known == architecture:
-            return gguf.get_tensor_name_map(kind, blocks)
-    raise ModelFileError(f"no tensor names are known for the architecture {architecture!r}")
-
-
-def _write(tensors: Mapping[str, NDArray[np.float32]], architecture: str, alpha: float, out: Path) -> None:
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        writer = gguf.GGUFWriter(unfinished, architecture)
-        writer.add_type(gguf.GGUFType.ADAPTER)
-        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
-        for name, tensor in tensors.items():
-            writer.add_tensor(name, np.ascontiguousarray(tensor))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        unfinished.replace(out)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -20,9 +20,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import Priority
-from edge.inference.raw_text import RawText
+
+RawPrompt = str | Sequence[int]
+"""A prompt that no chat template touches: a text, or the ids themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,46 @@ class ModelInfo:
     sha256: str
     path: str
     prompt_form: str = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
+
+    `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
+    """
+
+    chat_template: str
+    bos: str
+    eos: str
+    adds_bos: bool
+    vocab_size: int
+    context_tokens: int
+
+
+class RawText(Protocol):
+    """The part of a backend that works without the chat template: continues and reads texts as they stand."""
+
+    def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
+        """Stream the continuation of a raw prompt, behind people's answers. Raises ContextOverflow, UsageError for an empty prompt."""
+        ...
+
+    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
+        """The tokens of a raw text, each with its log-probability behind those before it; behind people's answers."""
+        ...
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a raw text, without a beginning-of-text token."""
+        ...
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that ids stand for, control tokens written out. Raises UsageError for an id that the model does not know."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerInfo:
+        """What a client that prepares prompts itself has to know."""
+        ...
 
 
 class InferenceBackend(RawText, Protocol):
@@ -66,7 +108,7 @@ class InferenceBackend(RawText, Protocol):
         ...
 
     def stream(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> AsyncIterator[TextDelta]:
-        """Stream one answer at serving priority; `prefix` is text of the assistant's turn already said, to be continued."""
+        """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued."""
         ...
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

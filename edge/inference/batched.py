@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
-from edge.inference.backend import ModelInfo
+from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
-from edge.inference.raw_text import RawPrompt, TokenizerInfo
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -37,51 +35,27 @@ def rows_that_fit(row_bytes: int, budget_bytes: int = KV_BYTES, *, graphics: boo
     return max(FEWEST_ROWS, min(most, budget_bytes // max(1, row_bytes)))
 
 
-class AdaptableEngine(Engine, Protocol):
-    """An engine whose adapter can be exchanged. All methods are called on the worker's thread, one at a time."""
-
-    def load_adapter(self, folder: Path) -> Any:
-        """A handle of a checked adapter that is not yet in use. Raises AdapterError."""
-        ...
-
-    def use_adapter(self, handle: Any) -> None:
-        """Decode with this adapter (None: the bare model); what rows hold is void. On failure the old one stays."""
-        ...
-
-    def free_adapter(self, handle: Any) -> None:
-        """Let go of an adapter that is not in use."""
-        ...
-
-    def close(self) -> None:
-        """Release rows and adapters. Safe to call twice."""
-        ...
-
-
 class BatchedBackend:
     """Implements `InferenceBackend` over an engine of rows.
 
     At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. `close_model` is called once, on the
-    worker's thread, behind the engine's own `close`. The worker is shared and not closed here.
+    worker's thread, behind the engine's own `close`; None where the model belongs to another backend. The worker is shared and not closed
+    here.
     """
 
     def __init__(
         self,
-        engine: AdaptableEngine,
+        engine: Engine,
         tokens: TokenTable,
         template: ChatTemplate,
         info: ModelInfo,
         worker: EngineWorker,
         *,
         rollout_rows: int,
-        close_model: Callable[[], None],
+        close_model: Callable[[], object] | None,
     ) -> None:
-        self._engine = engine
-        self._tokens = tokens
-        self._template = template
-        self._info = info
-        self._worker = worker
-        self._n_ctx = engine.n_ctx
-        self._close_model = close_model
+        self._engine, self._tokens, self._template, self._worker = engine, tokens, template, worker
+        self.model, self._n_ctx, self._close_model = info, engine.n_ctx, close_model
         self.rollout_rows = rollout_rows
         self._batcher = Batcher(engine, tokens, rollout_rows=rollout_rows)
         self._lock = threading.Lock()
@@ -89,11 +63,6 @@ class BatchedBackend:
         self._swaps = asyncio.Lock()
         self._closed = False
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
-
-    @property
-    def model(self) -> ModelInfo:
-        """The model that is loaded."""
-        return self._info
 
     @property
     def adapter_version(self) -> int:
@@ -123,37 +92,35 @@ class BatchedBackend:
         self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; see `InferenceBackend`."""
-        async with aclosing(
-            self._streamed(Priority.SERVING, lambda: self._ids_of(messages, prefix), sampling, seed, prefix)
-        ) as deltas:
+        _check_sampling(sampling)
+        size = sum(len(message.content) for message in messages)
+        ids = await self._aside(size, lambda: self.prompt_ids(messages, prefix))
+        async with aclosing(self._streamed(ids, Priority.SERVING, sampling, seed, prefix)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
         """Stream the continuation of a raw prompt; see `InferenceBackend`."""
-        async with aclosing(self._streamed(Priority.TEXTS, lambda: self._raw_ids_of(prompt), sampling, seed)) as deltas:
+        _check_sampling(sampling)
+        ids = await self._raw_ids(prompt)
+        async with aclosing(self._streamed(ids, Priority.TEXTS, sampling, seed)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
         """How likely the tokens of a raw text are; see `InferenceBackend`."""
-        ids = await self._raw_ids_of(prompt, room=0)
-        sampling = Sampling(top_logprobs=top_logprobs)
-        group = await self._run(Request(ids, sampling, [0], Priority.TEXTS, reads=True))
+        ids = await self._raw_ids(prompt, room=0)
+        group = await self._run(Request(ids, Sampling(top_logprobs=top_logprobs), [0], Priority.TEXTS, reads=True))
         return group.responses[0].tokens
 
-    def raw_ids(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
+    async def _raw_ids(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
         """The ids that the model reads for a raw prompt. Raises ContextOverflow when they leave no room for so many more."""
-        self._require_open()
-        if isinstance(prompt, str):
-            return self._fitting(self._template.plain_ids(prompt), room)
-        return self._fitting(self._known(prompt), room)
 
-    async def _ids_of(self, messages: Sequence[Message], prefix: str) -> tuple[int, ...]:
-        return await self._aside(sum(len(message.content) for message in messages), lambda: self.prompt_ids(messages, prefix))
+        def ids() -> tuple[int, ...]:
+            self._require_open()
+            return self._fitting(self._template.plain_ids(prompt) if isinstance(prompt, str) else self._known(prompt), room)
 
-    async def _raw_ids_of(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
-        return await self._aside(len(prompt), lambda: self.raw_ids(prompt, room))
+        return await self._aside(len(prompt), ids)
 
     async def _aside(self, size: int, ids_of: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         """The ids of a prompt. A long one is read on a thread of its own, so that the event loop goes on with everybody else's."""
@@ -171,15 +138,12 @@ class BatchedBackend:
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
-        tokens = self._tokens
+        tokens, ends = self._tokens, self._tokens.ends
         shown = {spelt for spelt, token in tokens.control_ids.items() if tokens.pieces[token]}
-        return tuple(self._template.response_ids(text, shown, self._turn_end()))
-
-    def _turn_end(self) -> int:
-        """The token that ends the model's turns: what its template writes behind one, else its end of text, else any."""
-        ends = self._tokens.ends
-        likely = (self._template.turn_end(), self._tokens.control_ids.get(self.tokenizer.eos))
-        return next((token for token in likely if token is not None and ends[token]), ends.index(True))
+        # A turn ends with what the template writes behind one, else the end of text, else any token that ends one.
+        likely = (self._template.turn_end(), tokens.control_ids.get(self.tokenizer.eos))
+        end = next((token for token in likely if token is not None and ends[token]), ends.index(True))
+        return tuple(self._template.response_ids(text, shown, end))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text that ids stand for; see `InferenceBackend`."""
@@ -198,28 +162,18 @@ class BatchedBackend:
 
     def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
         if len(ids) + room > self._n_ctx:
-            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint=self._more_context)
+            most = self.model.context_tokens
+            hint = f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
+            if 0 < most <= self._n_ctx:
+                hint = "shorten it: this model reads no more"
+            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint=hint)
         if not ids:
             raise UsageError("the prompt is empty")
         return tuple(ids)
 
-    @property
-    def _more_context(self) -> str:
-        """What to do about a prompt that is too long."""
-        most = self._info.context_tokens
-        if 0 < most <= self._n_ctx:
-            return "shorten it: this model reads no more"
-        return f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
-
     async def _streamed(
-        self,
-        priority: Priority,
-        ids_of: Callable[[], Awaitable[tuple[int, ...]]],
-        sampling: Sampling,
-        seed: int,
-        prefix: str = "",
+        self, ids: tuple[int, ...], priority: Priority, sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncGenerator[TextDelta, None]:
-        _check_sampling(sampling)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[TextDelta | None] = asyncio.Queue()
 
@@ -227,11 +181,10 @@ class BatchedBackend:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(pieces.put_nowait, delta)
 
-        def say(text: str, tokens: tuple[ScoredToken, ...]) -> None:
+        def on_text(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             report(TextDelta(text, tokens=tokens))
 
-        ids = await ids_of()
-        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=say)
+        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text)
         request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)
@@ -270,7 +223,8 @@ class BatchedBackend:
                 await self._worker.run(self._swap(adapter), Priority.SERVING)
             finally:
                 self._batcher.hold = False
-                self._resume()
+                for priority in () if self._closed else Priority:  # pump again what was on hold
+                    self._ensure_pump(priority)
 
     def beside(self, *, max_rows: int | None = None) -> BatchedBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
@@ -321,24 +275,14 @@ class BatchedBackend:
         if pump.cancelled():
             self._batcher.fail_all(EdgeError("the inference engine was closed"))
 
-    def _resume(self) -> None:
-        """Pump again what was on hold."""
-        if not self._closed:
-            for priority in Priority:
-                self._ensure_pump(priority)
-
     def _pump(self, priority: Priority) -> Generator[None, None, None]:
-        while self._goes_on(priority):
+        while True:
+            with self._lock:  # a pump without work is gone from the moment of the check
+                if self._closed or not self._batcher.has_work(priority):
+                    self._pumping.discard(priority)
+                    return
             self._step()
             yield
-
-    def _goes_on(self, priority: Priority) -> bool:
-        """True while there is work; marks the pump as gone otherwise, in one breath with the check."""
-        with self._lock:
-            if not self._closed and self._batcher.has_work(priority):
-                return True
-            self._pumping.discard(priority)
-            return False
 
     def _step(self) -> None:
         try:
@@ -348,7 +292,10 @@ class BatchedBackend:
 
     def _swap(self, adapter: AdapterRef | None) -> Generator[None, None, None]:
         """Prove the new adapter before the old one is touched, drain what was begun, then switch."""
-        handle = self._load(adapter)
+        if self._closed:
+            raise AdapterError("the inference engine is closed")
+        trained = adapter if adapter is not None and (adapter.version or adapter.folder) else None
+        handle = None if trained is None else self._engine.load_adapter(Path(trained.folder))
         try:
             while self._batcher.has_work(Priority.TRAINING):
                 self._step()
@@ -361,17 +308,11 @@ class BatchedBackend:
         self._batcher.forget_prompts()
         self._batcher.adapter_version = adapter.version if adapter else 0
 
-    def _load(self, adapter: AdapterRef | None) -> Any:
-        if self._closed:
-            raise AdapterError("the inference engine is closed")
-        if adapter is None or (adapter.version == 0 and not adapter.folder):
-            return None
-        return self._engine.load_adapter(Path(adapter.folder))
-
     def _release(self) -> None:
         self._batcher.fail_all(EdgeError("the inference engine was closed"))
         self._engine.close()
-        self._close_model()
+        if self._close_model is not None:
+            self._close_model()
 
 
 def _check_sampling(sampling: Sampling) -> None:

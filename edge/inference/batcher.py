@@ -12,7 +12,8 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, 
 
 
 class Engine(Protocol):
-    """The rows that the batcher drives (edge.inference.llamacpp.LlamaEngine)."""
+    """A table of rows over a model, whose adapter can be exchanged. All methods are called on the worker's thread, one at a time."""
 
     rows: int
     n_ctx: int
@@ -55,6 +56,22 @@ class Engine(Protocol):
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row."""
+        ...
+
+    def load_adapter(self, folder: Path) -> Any:
+        """A handle of a checked adapter that is not yet in use. Raises AdapterError."""
+        ...
+
+    def use_adapter(self, handle: Any) -> None:
+        """Decode with this adapter (None: the bare model); what rows hold is void. On failure the old one stays."""
+        ...
+
+    def free_adapter(self, handle: Any) -> None:
+        """Let go of an adapter that is not in use."""
+        ...
+
+    def close(self) -> None:
+        """Release rows and adapters. Safe to call twice."""
         ...
 
 
@@ -87,14 +104,9 @@ class Request:
         forced_ids: Sequence[int] = (),
         reads: bool = False,
     ) -> None:
-        self.prompt_ids = list(prompt_ids)
-        self.sampling = sampling
-        self.seeds = tuple(seeds)
-        self.priority = priority
-        self.prefix = prefix
-        self.on_text = on_text
-        self.forced_ids = tuple(forced_ids)
-        self.reads = reads
+        self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
+        self.sampling, self.priority, self.prefix = sampling, priority, prefix
+        self.on_text, self.reads = on_text, reads
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -121,33 +133,8 @@ class Request:
 class _Sequence:
     """One response in progress."""
 
-    __slots__ = (
-        "attended",
-        "biased",
-        "decided",
-        "detokenizer",
-        "follower",
-        "free_choice",
-        "help_log_odds",
-        "index",
-        "is_forced",
-        "limit",
-        "logits_V",
-        "logprobs",
-        "overridden",
-        "pieces",
-        "request",
-        "said_times",
-        "temperature",
-        "token_ids",
-        "uniform",
-        "version",
-    )
-
     def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
-        self.request = request
-        self.index = index
-        self.version = version
+        self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
@@ -155,8 +142,9 @@ class _Sequence:
         self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
         self.detokenizer = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
-        self.said_times: Counter[int] | None = Counter() if _has_penalties(request.sampling) else None
-        self.attended = bool(watched) or self.said_times is not None or request.sampling.top_p < 1.0
+        penalties = request.sampling.presence_penalty or request.sampling.frequency_penalty
+        self.occurrences: Counter[int] | None = Counter() if penalties else None
+        self.attended = bool(watched) or self.occurrences is not None or request.sampling.top_p < 1.0
         self.logits_V: Floats | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -205,7 +193,7 @@ class _Sequence:
 class Batcher:
     """Drives an engine. All methods but `add` must be called on the engine's thread.
 
-    At most `rollout_rows` rows are given to rollouts; the engine's other rows are kept for serving, and half of those may go to raw texts.
+    At most `rollout_rows` rows are given to rollouts; the other rows are reserved for serving, and half of those may go to raw texts.
     """
 
     def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
@@ -239,11 +227,15 @@ class Batcher:
     def step(self) -> None:
         """One slice: decode one prompt and start its responses, or advance all rows by one token."""
         self._take_in()
-        self._drop_withdrawn()
+        while self._waiting and self._waiting[0][2].over:
+            heapq.heappop(self._waiting)
+        self._close_gaps([sequence.request.over for sequence in self._active])
         if self._start_next():
             return
         if self._active:
-            self._advance()
+            tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
+            positions = np.array([sequence.position for sequence in self._active], dtype=np.int32)
+            self._close_gaps(self._sample(self._active, self._engine.decode(tokens, positions)))
 
     def fail_all(self, error: BaseException) -> None:
         """End every request with this error."""
@@ -263,12 +255,6 @@ class Batcher:
         while self._inbox:
             request = self._inbox.popleft()
             heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
-
-    def _drop_withdrawn(self) -> None:
-        """Free what cancelled requests hold."""
-        while self._waiting and self._waiting[0][2].over:
-            heapq.heappop(self._waiting)
-        self._close_gaps([sequence.request.over for sequence in self._active])
 
     def _start_next(self) -> bool:
         """Start responses of the most urgent waiting request at the end of the batch; True when its prompt was decoded for it."""
@@ -338,8 +324,8 @@ class Batcher:
     def _rows_for(self, request: Request) -> int:
         if request.priority <= Priority.SERVING:
             return self._engine.rows
-        kept = self._engine.rows - self._rollout_rows
-        return self._rollout_rows + kept // 2 if request.priority <= Priority.TEXTS else self._rollout_rows
+        reserved = self._engine.rows - self._rollout_rows
+        return self._rollout_rows + reserved // 2 if request.priority <= Priority.TEXTS else self._rollout_rows
 
     def _start_one(self, request: Request, row: int) -> bool:
         """Sample a response's first token and put it into a row; False when that token ended it already."""
@@ -354,12 +340,6 @@ class Batcher:
         self._prompt_in_row[row] = request
         self._active[row : row + 1] = [sequence]
         return True
-
-    def _advance(self) -> None:
-        tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
-        positions = np.array([sequence.position for sequence in self._active], dtype=np.int32)
-        logits_RV = self._engine.decode(tokens, positions)
-        self._close_gaps(self._sample(self._active, logits_RV))
 
     def _close_gaps(self, over: Sequence[bool]) -> None:
         """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
@@ -390,7 +370,13 @@ class Batcher:
             if sequence.follower.pending is not None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
-                narrow = self._attend(sequence, logits_V) or narrow
+                sampling = sequence.request.sampling
+                if sequence.occurrences:  # tokens that came before become less likely
+                    seen = np.fromiter(sequence.occurrences, dtype=np.intp)
+                    times = np.fromiter(sequence.occurrences.values(), dtype=np.float32)
+                    logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
+                sequence.logits_V = logits_V
+                narrow = narrow or sampling.top_p < 1.0
         temperatures = np.array([sequence.temperature for sequence in sequences])
         forced = None
         if any(sequence.is_forced for sequence in sequences):
@@ -403,7 +389,7 @@ class Batcher:
         """Record and bias the decision to ask for help, in place.
 
         White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. With a
-        bias, what would be taken without it is kept, to know whether the bias decides.
+        bias, what would be taken without it is noted, to know whether the bias decides.
         """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
@@ -420,20 +406,17 @@ class Batcher:
         if key != "" or sequence.is_forced or sampling.exact:
             return
         if free in starts and self._choice(sequence, logits_V, uniform) not in starts:
-            self._answer_instead(sequence, logits_V)
+            # Leave only what begins an answer: a model stopped from its request for help goes on in the middle of one otherwise.
+            wanted = self._instead_ids[sequence.follower.last_tag()]
+            allowed = logits_V[wanted]
+            if np.isfinite(allowed).any():
+                logits_V[:] = -np.inf
+                logits_V[wanted] = allowed
 
     def _choice(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
         """The token that these logits would give."""
         ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
         return int(ids[0])
-
-    def _answer_instead(self, sequence: _Sequence, logits_V: Floats) -> None:
-        """Leave only what begins an answer, in place: a model kept from its request for help goes on in the middle of one otherwise."""
-        wanted = self._instead_ids[sequence.follower.last_tag()]
-        kept = logits_V[wanted]
-        if np.isfinite(kept).any():
-            logits_V[:] = -np.inf
-            logits_V[wanted] = kept
 
     def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:
         """What the bias has made of this token, where there was one."""
@@ -457,39 +440,20 @@ class Batcher:
         sequence.pieces.append(piece)
         sequence.follower.add(token, self._tokens.texts[token])
         finish = sequence.finish_reason(self._tokens.ends[token] or sequence.overridden == "to ask")
-        if sequence.attended and self._say(sequence, token, finish is not None):
+        if sequence.attended and self._add_text(sequence, token, finish is not None):
             finish = FinishReason.STOP
         if finish is None:
             return False
         sequence.request.finish_one(sequence.index, sequence.response(finish))
         return True
 
-    @staticmethod
-    def _attend(sequence: _Sequence, logits_V: Floats) -> bool:
-        """Take penalties from the logits, in place, and keep them at hand; true where only the likeliest are drawn from."""
-        if sequence.said_times:
-            _take_penalties(sequence.request.sampling, sequence.said_times, logits_V)
-        sequence.logits_V = logits_V
-        return sequence.request.sampling.top_p < 1.0
-
-    def _say(self, sequence: _Sequence, token: int, last: bool) -> bool:
+    def _add_text(self, sequence: _Sequence, token: int, last: bool) -> bool:
         """Put the newest token into the text; true when a stop string ended it."""
-        if sequence.said_times is not None:
-            sequence.said_times[token] += 1
+        if sequence.occurrences is not None:
+            sequence.occurrences[token] += 1
         if sequence.detokenizer is None:
             return False
         top, scored = sequence.request.sampling.top_logprobs, None
         if top is not None and sequence.logits_V is not None:
             scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
-
-
-def _has_penalties(sampling: Sampling) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty)
-
-
-def _take_penalties(sampling: Sampling, said_times: Counter[int], logits_V: Floats) -> None:
-    """Make tokens that came before less likely, in place."""
-    ids = np.fromiter(said_times, dtype=np.intp)
-    times = np.fromiter(said_times.values(), dtype=np.float32)
-    logits_V[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times

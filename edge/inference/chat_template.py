@@ -8,7 +8,7 @@ it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from jinja2 import TemplateError
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import Message
-from edge.inference.raw_text import TokenizerInfo
+from edge.inference.backend import TokenizerInfo
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -25,23 +25,15 @@ CHATML = (
 """Used for models that know ChatML's control tokens and carry no template."""
 
 _PRIVATE_USE = range(0xE000, 0xF900)
-_SAID = "A turn of the model."
+_TURN = "A turn of the model."
 
 
 class Tokeniser(Protocol):
     """What rendering needs of a vocabulary (gguf_model.Vocabulary)."""
 
     control_ids: dict[str, int]
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token or -1."""
-        ...
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when prompts start with `bos`."""
-        ...
+    bos: int
+    adds_bos: bool
 
     def tokenise(self, text: str) -> list[int]:
         """Ids of plain text."""
@@ -54,23 +46,26 @@ class ChatTemplate:
     def __init__(self, source: str, tokeniser: Tokeniser, special_texts: Mapping[str, str]) -> None:
         self._tokeniser = tokeniser
         self._special_texts = dict(special_texts)
-        self._control = _any_of(tokeniser.control_ids)
+        longest_first = sorted(tokeniser.control_ids, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _refuse
-        self.source = source or self._fallback()
+        environment.globals["raise_exception"] = _raise
+        if not source and not {"<|im_start|>", "<|im_end|>"}.issubset(tokeniser.control_ids):
+            raise ModelFileError("the model file holds no chat template", hint="use an instruct model whose GGUF carries one")
+        self.source = source or CHATML
         try:
             self._template = environment.from_string(self.source)
         except TemplateError as error:
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
 
     def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> list[int]:
-        """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has said already."""
+        """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""
         masks = self._masks([message.content for message in messages] + [prefix])
         text = self._render(messages, masks) + self._masked(prefix, masks)
         return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
 
     def plain_ids(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a raw text, in which control tokens are what they say; with `bos` before it where the model wants one."""
+        """Ids of a raw text, in which control tokens are control tokens; with `bos` before it where the model wants one."""
         ids = self._tokenise(text, {})
         return self._with_bos(ids) if bos else ids
 
@@ -81,10 +76,10 @@ class ChatTemplate:
         return [*self._tokenise(hidden, {masked: plain for plain, masked in masks.items()}), end]
 
     def turn_end(self) -> int | None:
-        """The first control token that the template writes behind a turn of the model; None where it writes none, or refuses."""
-        turns = [Message("user", "?"), Message("assistant", _SAID)]
+        """The first control token that the template writes behind a turn of the model; None where it writes none, or fails."""
+        turns = [Message("user", "?"), Message("assistant", _TURN)]
         try:
-            behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_SAID)[2]
+            behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)[2]
         except EdgeError:
             return None
         written = self._control.search(behind) if self._control else None
@@ -99,11 +94,6 @@ class ChatTemplate:
         specials = self._special_texts
         bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
         return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens)
-
-    def _fallback(self) -> str:
-        if "<|im_start|>" in self._tokeniser.control_ids and "<|im_end|>" in self._tokeniser.control_ids:
-            return CHATML
-        raise ModelFileError("the model file holds no chat template", hint="use an instruct model whose GGUF carries one")
 
     def _masks(self, texts: Sequence[str]) -> dict[str, str]:
         """A private-use character for each first letter of a control token, none of which occurs in the texts."""
@@ -123,29 +113,21 @@ class ChatTemplate:
         try:
             return self._template.render(messages=turns, add_generation_prompt=open_turn, **self._special_texts)
         except TemplateError as error:
-            raise EdgeError(f"the model's chat template refused the conversation: {_one_line(error)}") from error
+            raise EdgeError(f"the model's chat template rejected the conversation: {_one_line(error)}") from error
 
     def _tokenise(self, text: str, unmasks: Mapping[str, str]) -> list[int]:
         unmask = str.maketrans(dict(unmasks))
         ids: list[int] = []
         start = 0
         for found in self._control.finditer(text) if self._control else ():
-            ids += self._plain(text[start : found.start()].translate(unmask))
+            if start < found.start():
+                ids += self._tokeniser.tokenise(text[start : found.start()].translate(unmask))
             ids.append(self._tokeniser.control_ids[found.group()])
             start = found.end()
-        return ids + self._plain(text[start:].translate(unmask))
-
-    def _plain(self, text: str) -> list[int]:
-        return self._tokeniser.tokenise(text) if text else []
+        return ids + self._tokeniser.tokenise(text[start:].translate(unmask)) if start < len(text) else ids
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern that finds any of the texts, the longest first; None when there are none."""
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(re.escape(text) for text in longest_first)) if longest_first else None
-
-
-def _refuse(message: Any = "") -> NoReturn:
+def _raise(message: Any = "") -> NoReturn:
     raise TemplateError(str(message))
 
 

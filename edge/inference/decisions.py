@@ -67,20 +67,17 @@ class HelpTokens:
         self.starts = _help_starts(texts)
         heads = tuple(tag.removesuffix(missing) for missing in self.starts if missing for tag in TAGS if tag.endswith(missing))
         self.is_space = [bool(text) and text.isspace() for text in texts]
-        self.may_matter = [">" in text or _can_end(text, heads) for text in texts]
+        self.may_matter = [
+            ">" in text or (bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)) for text in texts
+        ]
         self.may_open_step = [":" in text for text in texts]
-        self.instead = {tag: _beginnings(texts, opening) for tag, opening in zip(TAGS, OPENINGS, strict=True)}
-
-
-def _can_end(text: str, heads: Sequence[str]) -> bool:
-    """True when a text that ends in `text` may end in one of the heads."""
-    return bool(text) and any(text.endswith(head) or head.endswith(text) for head in heads)
-
-
-def _beginnings(texts: Sequence[str], opening: str) -> tuple[int, ...]:
-    """The tokens that begin `opening`, or begin with it, white space before them aside."""
-    bare = [text.lstrip() for text in texts]
-    return tuple(token for token, text in enumerate(bare) if text and (opening.startswith(text) or text.startswith(opening)))
+        bare = [text.lstrip() for text in texts]
+        self.instead = {
+            tag: tuple(
+                token for token, text in enumerate(bare) if text and (opening.startswith(text) or text.startswith(opening))
+            )
+            for tag, opening in zip(TAGS, OPENINGS, strict=True)
+        }
 
 
 def _help_starts(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -100,7 +97,7 @@ class ResponseFollower:
     """Follows the text of one response token by token.
 
     `pending` is the key into `HelpTokens.starts` that applies to the next token, or None where no decision can be taken; `steps_over`
-    becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn said before.
+    becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn written before.
     """
 
     __slots__ = ("_limit", "_tail", "_thinking_over", "_tokens", "pending", "steps_over")
@@ -133,7 +130,7 @@ class ResponseFollower:
         return missing + HELP_PHRASE + ("</answer>" if self.last_tag(missing) == "<answer>" else "")
 
     def last_tag(self, missing: str = "") -> str:
-        """The tag that the decision stands behind, once `missing` is said."""
+        """The tag that the decision stands behind, once `missing` is written."""
         return next((tag for tag in TAGS if (self._tail + missing).rstrip().endswith(tag)), TAGS[0])
 
     def _pending_now(self) -> str | None:

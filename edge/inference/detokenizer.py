@@ -1,36 +1,43 @@
-"""The text of one response while it grows.
+"""The text of one response while it grows, and where it has to end because of a stop string.
 
 Rollouts need none of this: their text is put together once, at the end.
+
+In a chat a stop string ends the answer: it is not looked for in the reasoning before it, which the person who set it does not see, nor
+in a request for help, which is no text for a person but a decision.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edge.core.types import Sampling, ScoredToken
-from edge.inference.stopping import StopSearch
+from edge.dagrpo.prompts import HELP_PHRASE
 
+_BEFORE_THE_ANSWER = re.compile(r"\s*(?:<think>.*?</think>\s*)?(?:<answer>\s*)?", re.DOTALL)
+_TAGS = ("<think>", "<answer>")
+_PHRASE = HELP_PHRASE.casefold().rstrip(".")
 Listener = Callable[[str, tuple[ScoredToken, ...]], None]
 """Called with each piece of text and the tokens that end in it."""
 
 
 class Detokenizer:
-    """Text and tokens of one response; the listener is told what is certain as soon as it is. `count`: tokens that were added.
+    """Text and tokens of one response; the listener gets what is certain as soon as it is. `count`: tokens that were added.
 
-    `tokens` are kept only where they are handed in.
+    `before` is text of the same turn written before. `tokens` are stored only where they are passed in.
     """
 
-    __slots__ = ("_decoder", "_listener", "_search", "_text", "_tokens", "_told_chars", "_told_tokens", "count")
+    __slots__ = ("_decoder", "_listener", "_reported_chars", "_reported_tokens", "_search", "_text", "_tokens", "count")
 
-    def __init__(self, sampling: Sampling, said: str, listener: Listener | None) -> None:
+    def __init__(self, sampling: Sampling, before: str, listener: Listener | None) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._search = StopSearch(sampling.stops, answer_only=sampling.stops_in_answer, said=said) if sampling.stops else None
+        self._search = StopSearch(sampling.stops, answer_only=sampling.stops_in_answer, before=before) if sampling.stops else None
         self._listener = listener
         self._text = ""
         self._tokens: list[ScoredToken] = []
-        self._told_chars = self._told_tokens = self.count = 0
+        self._reported_chars = self._reported_tokens = self.count = 0
 
     @property
     def stopped(self) -> bool:
@@ -58,15 +65,75 @@ class Detokenizer:
             self._tokens.append(replace(token, start=start, end=len(self._text)))
         settled = len(self._text) if self._search is None else self._search.settled(self._text, last)
         if self._listener is not None:
-            self._tell(self._listener, settled, self.stopped or last)
+            last = self.stopped or last
+            tokens, count = self.tokens if last else self._tokens, self._reported_tokens
+            while count < len(tokens) and (last or tokens[count].end <= settled):
+                count += 1
+            text, news = self._text[self._reported_chars : settled], tuple(tokens[self._reported_tokens : count])
+            if text or news:
+                self._reported_chars, self._reported_tokens = max(settled, self._reported_chars), count
+                self._listener(text, news)
         return self.stopped
 
-    def _tell(self, listener: Listener, settled: int, last: bool) -> None:
-        tokens = self.tokens if last else self._tokens
-        count = self._told_tokens
-        while count < len(tokens) and (last or tokens[count].end <= settled):
-            count += 1
-        text, news = self._text[self._told_chars : settled], tuple(tokens[self._told_tokens : count])
-        if text or news:
-            self._told_chars, self._told_tokens = max(settled, self._told_chars), count
-            listener(text, news)
+
+class StopSearch:
+    """Follows one text. `cut` is the offset at which it has to end, None as long as no stop string came.
+
+    `before` is text of the same turn written before: stop strings that begin in it are not found.
+    """
+
+    __slots__ = ("_answer_only", "_before", "_longest", "_searched", "_stops", "cut")
+
+    def __init__(self, stops: Sequence[str], *, answer_only: bool = False, before: str = "") -> None:
+        self._stops, self._answer_only, self._before = tuple(stops), answer_only, before
+        self._longest = max(map(len, self._stops), default=0)
+        self._searched = 0
+        self.cut: int | None = None
+
+    def settled(self, text: str, last: bool = False) -> int:
+        """How many characters of the text so far certainly stay; sets `cut` when a stop string is in it. `last`: nothing will follow."""
+        if self._answer_only:
+            self._find_the_answer(text, last)
+        if self._answer_only:
+            return self._searched
+        if self.cut is not None:
+            return self.cut
+        found = [at for at in (text.find(stop, self._searched) for stop in self._stops) if at >= 0]
+        if found:
+            self.cut = min(found)
+            return self.cut
+        self._searched = max(self._searched, len(text) - self._longest + 1)
+        return len(text) if last else len(text) - longest_partial(text[self._searched :], self._stops)
+
+    def _find_the_answer(self, text: str, last: bool) -> None:
+        """Search from where the answer begins on, as soon as that is certain; what is surely none of it is settled before."""
+        whole = self._before + text
+        start, open_ended = answer_start(whole)
+        begins = whole[start:].casefold()
+        asks = begins.startswith(_PHRASE)
+        if asks or (open_ended and not _may_begin_tag(begins)):
+            start = len(whole)
+        self._searched = max(0, start - len(self._before))
+        self._answer_only = asks or (not last and (open_ended or _PHRASE.startswith(begins)))
+
+
+def answer_start(text: str) -> tuple[int, bool]:
+    """The offset behind the reasoning and the tags at the beginning, and whether more of them may come."""
+    found = _BEFORE_THE_ANSWER.match(text)
+    start = found.end() if found else 0
+    return start, text.startswith("<think>", start) or _may_begin_tag(text[start:])
+
+
+def _may_begin_tag(text: str) -> bool:
+    return any(tag.startswith(text) for tag in _TAGS)
+
+
+def longest_partial(text: str, words: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is a proper beginning of one of the words."""
+    longest = 0
+    for word in words:
+        for size in range(min(len(word) - 1, len(text)), longest, -1):
+            if text.endswith(word[:size]):
+                longest = size
+                break
+    return longest

@@ -1,7 +1,7 @@
 """A loaded GGUF model and its vocabulary.
 
 Errors: ModelFileError with one line for a file that is missing, not a GGUF, cut short, or of an architecture llama.cpp lacks.
-llama.cpp's own messages are kept (the last error goes into ours) instead of being printed.
+llama.cpp's own messages are collected (the first error goes into ours) instead of being printed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import llama_cpp
 
 from edge.core.errors import ModelFileError
-from edge.core.gguf_header import check_shape, read_header
+from edge.core.gguf_header import GgufHeader, check_shape, read_header
 
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4
 _CONTINUED_LEVEL = 5
 _WHOLE_AT_ONCE = 256
 """Tokens that the vocabulary takes whole, in the longest part of a text that llama.cpp is given."""
-_RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
+RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 class EngineLog:
@@ -67,7 +67,8 @@ class GgufModel:
     """
 
     def __init__(self, path: Path, *, gpu_layers: int | None = None, vocab_only: bool = False, repack: bool = True) -> None:
-        check_gguf_file(path)
+        self.header = check_gguf_file(path)
+        self.parameters = self.header.parameters
         ENGINE_LOG.install()
         ENGINE_LOG.forget()
         llama_cpp.llama_backend_init()
@@ -88,17 +89,7 @@ class GgufModel:
 
     def metadata(self, key: str) -> str:
         """A metadata value as text, "" when absent."""
-        size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), ctypes.create_string_buffer(1), 1)
-        if size < 0:
-            return ""
-        buffer = ctypes.create_string_buffer(size + 1)
-        llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
-        return buffer.value.decode("utf-8", "replace")
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        return int(llama_cpp.llama_model_n_params(self.handle))
+        return str(self.header.metadata.get(key, ""))
 
     @property
     def trained_context_tokens(self) -> int:
@@ -109,7 +100,7 @@ class GgufModel:
     def kv_bytes_per_token(self) -> int:
         """Key/value memory of one token over all layers, in half precision."""
         heads, kv_heads = (int(count(self.handle)) for count in (llama_cpp.llama_model_n_head, llama_cpp.llama_model_n_head_kv))
-        stated = self.metadata(f"{self.metadata('general.architecture')}.attention.key_length")
+        stated = self.header.of_architecture("attention.key_length")
         head_width = int(stated or int(llama_cpp.llama_model_n_embd(self.handle)) // max(1, heads))
         return 2 * 2 * int(llama_cpp.llama_model_n_layer(self.handle)) * kv_heads * head_width
 
@@ -121,39 +112,39 @@ class GgufModel:
 
 
 class Vocabulary:
-    """Token ids, their bytes, and the tokenizer. Tables are built once, so that a piece costs one list look-up."""
+    """Token ids, their bytes, and the tokenizer. Tables are built once, so that a piece costs one list look-up.
+
+    `bos` and `eos` are the tokens that begin and end a text, -1 where there is none; `adds_bos`: every prompt starts with `bos`.
+    """
 
     def __init__(self, model_handle: Any) -> None:
         self.handle = llama_cpp.llama_model_get_vocab(model_handle)
         if llama_cpp.llama_vocab_type(self.handle) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
             raise ModelFileError("the model file holds no tokenizer", hint="use a GGUF that was converted with its tokenizer")
         self.size = int(llama_cpp.llama_vocab_n_tokens(self.handle))
-        controls = [token for token in range(self.size) if self._is_control(token)]
+        self.bos, self.eos = int(llama_cpp.llama_vocab_bos(self.handle)), int(llama_cpp.llama_vocab_eos(self.handle))
+        self.adds_bos = self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.handle))
+        control = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        controls = [token for token in range(self.size) if self._has(token, control)]
         self.control_ids = {self._raw_piece(token, special=True).decode("utf-8", "replace"): token for token in controls}
         self.control_ids.pop("", None)
         self.ends = [bool(llama_cpp.llama_vocab_is_eog(self.handle, token)) for token in range(self.size)]
-        self.pieces = self._pieces({*controls, *(token for token in range(self.size) if self.ends[token])})
+        # Control tokens and those that end a text have no bytes in a response, but for the tags of the response format.
+        rendered = {self.control_ids[text] for text in RENDERED_CONTROL if text in self.control_ids}
+        silent = {*controls, *(token for token in range(self.size) if self.ends[token])} - rendered
+        self.pieces = [
+            b"" if token in silent else self._raw_piece(token, special=token in rendered) for token in range(self.size)
+        ]
         self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
         whole = {
             self.text_of(token): token for token in range(self.size) if self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
         }
-        patterns = [self._pattern(text, whole[text]) for text in sorted(whole, key=len, reverse=True) if text]
+        patterns = [  # with the white space that a token swallows
+            re.escape(text) + (r"[ \t-\r]*" if self._has(whole[text], llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP) else "")
+            for text in sorted(whole, key=len, reverse=True)
+            if text
+        ]
         self._whole = re.compile("|".join(patterns)) if patterns else None
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token, -1 when there is none."""
-        return int(llama_cpp.llama_vocab_bos(self.handle))
-
-    @property
-    def eos(self) -> int:
-        """Id of the end-of-text token, -1 when there is none."""
-        return int(llama_cpp.llama_vocab_eos(self.handle))
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when every prompt of this model starts with `bos`."""
-        return self.bos >= 0 and bool(llama_cpp.llama_vocab_get_add_bos(self.handle))
 
     def text_of(self, token: int) -> str:
         """How a token is written in templates, special tokens included; "" for -1."""
@@ -167,7 +158,13 @@ class Vocabulary:
         """
         ids: list[int] = []
         for part in self._parts(text):
-            ids += self._tokenised(part)
+            data = part.encode("utf-8")
+            room = len(data) + 16
+            found = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(self.handle, data, len(data), found, room, False, False)
+            if count < 0:
+                raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
+            ids += found[:count]
         return ids
 
     def _parts(self, text: str) -> Iterator[str]:
@@ -179,33 +176,8 @@ class Vocabulary:
         if start < len(text) or not text:
             yield text[start:]
 
-    def _tokenised(self, text: str) -> list[int]:
-        data = text.encode("utf-8")
-        room = len(data) + 16
-        ids = (llama_cpp.llama_token * room)()
-        count = llama_cpp.llama_tokenize(self.handle, data, len(data), ids, room, False, False)
-        if count < 0:
-            raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
-        return list(ids[:count])
-
-    def _pattern(self, text: str, token: int) -> str:
-        """The token in a text, with the white space that it swallows."""
-        swallows = self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_RSTRIP)
-        return re.escape(text) + (r"[ \t-\r]*" if swallows else "")
-
     def _has(self, token: int, attribute: int) -> bool:
         return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & attribute)
-
-    def _is_control(self, token: int) -> bool:
-        return self._has(token, llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
-
-    def _pieces(self, silent: set[int]) -> list[bytes]:
-        """Bytes of every token as they appear in a response: silent ones have none, but for the tags of the response format."""
-        rendered = {self.control_ids[text] for text in _RENDERED_CONTROL if text in self.control_ids}
-        return [
-            b"" if token in silent and token not in rendered else self._raw_piece(token, special=token in rendered)
-            for token in range(self.size)
-        ]
 
     def _raw_piece(self, token: int, *, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(64)
@@ -226,13 +198,15 @@ def on_graphics(gpu_layers: int | None) -> bool:
     return gpu_layers != 0 and llama_offloads()
 
 
-def check_gguf_file(path: Path) -> None:
-    """Refuse what is no model file, and numbers on which llama.cpp would end the process, before it sees them. Raises ModelFileError."""
+def check_gguf_file(path: Path) -> GgufHeader:
+    """The header of a model file, without numbers on which llama.cpp would end the process. Raises ModelFileError for any other file."""
     if not path.exists():
         raise ModelFileError(
             f"{path}: no such model file", hint="check the path, or leave the model unset to use the bundled one"
         )
-    check_shape(read_header(path))
+    header = read_header(path)
+    check_shape(header)
+    return header
 
 
 def sha256_of(path: Path) -> str:
@@ -249,12 +223,9 @@ def _load_failure(path: Path) -> ModelFileError:
         return ModelFileError(f"{path}: {reason}", hint="use a Qwen2-, Qwen3- or Llama-architecture GGUF")
     if "not within the file bounds" in reason or "failed to read" in reason:
         return ModelFileError(f"{path}: cut short or corrupt ({reason})", hint="download or copy the file again")
-    return ModelFileError(f"{path}: cannot be loaded ({reason or 'llama.cpp gave no reason'})", hint=_hint_for(reason))
-
-
-def _hint_for(reason: str) -> str:
+    hint = "download or copy the file again"
     if "alloc" in reason and "buffer" in reason:
-        return (
+        hint = (
             "it does not fit: set engine.gpu_layers lower (0 keeps it off the graphics processor), or take a smaller quantisation"
         )
-    return "download or copy the file again"
+    return ModelFileError(f"{path}: cannot be loaded ({reason or 'llama.cpp gave no reason'})", hint=hint)

@@ -1,10 +1,10 @@
 """llama.cpp: one context as a table of rows (the engine), and the backend over it.
 
-A *row* is one sequence, in replayable mode with a key/value stream of its own (llama.cpp's `kv_unified` off). In one unified buffer
-every row attends over the cells of all, and where a row's cells lie, and so the order of its sums, depends on its company: the same
-seed then gives logits that differ by a few hundredths. Copying a prompt to another stream costs a memory copy of one row. For large
-models and long prompts streams are also much faster; for a 2 M-parameter model whose rows share short prompts the unified buffer
-decodes 32 rows in about half the time (measured), which is what `replayable=False` is for.
+A *row* is one sequence with a key/value stream of its own (llama.cpp's `kv_unified` off). In one unified buffer every row attends over the
+cells of all, and where a row's cells lie, and so the order of its sums, depends on its company: the same seed then gives logits that
+differ by a few hundredths. Copying a prompt to another stream costs a memory copy of one row. For large models and long prompts streams are
+also much faster; for a 2 M-parameter model whose rows share short prompts the unified buffer decodes 32 rows in about half the time
+(measured).
 
 Prompts are decoded alone, one call per prompt, and continued one token per row, so that a row's logits do not depend on its company.
 A single row is decoded together with an idle one, because matrix products over one column and over several add up in different orders.
@@ -19,7 +19,6 @@ by about 5e-6. All methods must be called on one thread at a time.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,13 @@ import psutil
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
+from edge.core.machine import usable_cores
 from edge.core.types import GGUF_ADAPTER
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import check_gguf_adapter
-from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
-from edge.inference.chat_template import ChatTemplate
-from edge.inference.gguf_model import ENGINE_LOG, GgufModel, on_graphics, sha256_of
+from edge.inference.gguf_model import ENGINE_LOG, GgufModel, on_graphics
+from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.inference.sampling import Floats
 
 PREFILL_CHUNK = 512
@@ -50,17 +49,29 @@ _FIRST = 1
 class LlamaEngine:
     """Rows 0..rows-1 of a context of `n_ctx` tokens each, over a loaded model. `n_threads` serve both prompts and decoding."""
 
-    def __init__(
-        self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, replayable: bool = True, flash_attention: bool = True
-    ) -> None:
-        self.rows = rows
-        self.n_ctx = n_ctx
-        self.vocab_size = model.vocabulary.size
+    def __init__(self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, flash_attention: bool = True) -> None:
+        self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, model.vocabulary.size
         self._model = model
         self._adapter: Any = None
-        self._context = _open_context(model, rows + 1, n_ctx, n_threads, unified=not replayable, flash=flash_attention)
+        streams = rows + 1
+        params = llama_cpp.llama_context_default_params()
+        params.n_seq_max = params.n_outputs_max = streams
+        params.n_ctx = n_ctx * streams
+        params.n_batch = params.n_ubatch = max(PREFILL_CHUNK, streams)
+        params.n_threads = params.n_threads_batch = n_threads
+        kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.flash_attn_type = kinds[flash_attention]
+        params.kv_unified = False
+        params.offload_kqv = params.no_perf = True
+        ENGINE_LOG.forget()
+        self._context = llama_cpp.llama_init_from_model(model.handle, params)
+        if not self._context:
+            reason = ENGINE_LOG.last_error() or "no reason given"
+            raise ModelFileError(
+                f"{model.path}: no context of {streams} x {n_ctx} tokens ({reason})", hint="lower the rows or the context"
+            )
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch(max(PREFILL_CHUNK, rows + 1))
+        self._batch = _Batch(max(PREFILL_CHUNK, streams))
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
         """Clear a row, decode a prompt into it, and return the logits behind its last token [V] (a copy)."""
@@ -108,11 +119,7 @@ class LlamaEngine:
         if source != target:
             llama_cpp.llama_memory_seq_rm(self._memory, target + _FIRST, -1, -1)
             llama_cpp.llama_memory_seq_cp(self._memory, source + _FIRST, target + _FIRST, -1, -1)
-        self.cut(target, length)
-
-    def cut(self, row: int, length: int) -> None:
-        """Forget what the row holds behind its first `length` tokens."""
-        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, length, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, target + _FIRST, length, -1)
 
     def load_adapter(self, folder: Path) -> Any:
         """Load `adapter.gguf` without using it. Raises AdapterError when it is missing, corrupt or does not fit the model."""
@@ -136,13 +143,12 @@ class LlamaEngine:
             self.free_adapter(handle)
             if self._adapter is not None:
                 self._attach(self._adapter)
-            raise AdapterError("llama.cpp refused the adapter")
+            raise AdapterError("llama.cpp rejected the adapter")
         old, self._adapter = self._adapter, handle
         if old is not None:
             llama_cpp.llama_adapter_lora_free(old)
-        llama_cpp.llama_memory_clear(
-            self._memory, False
-        )  # marks every cell empty; zeroing the buffers would take longer than the swap
+        # False marks every cell empty; zeroing the buffers would take longer than the swap.
+        llama_cpp.llama_memory_clear(self._memory, False)
 
     def free_adapter(self, handle: Any) -> None:
         """Free an adapter that is not in use."""
@@ -217,36 +223,13 @@ def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
-def _open_context(model: GgufModel, rows: int, n_ctx: int, n_threads: int, *, unified: bool, flash: bool) -> Any:
-    """A context of `rows` streams with `n_ctx` tokens each. Raises ModelFileError when it does not fit in memory."""
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = n_ctx * rows
-    params.n_batch = params.n_ubatch = max(PREFILL_CHUNK, rows)
-    params.n_seq_max = params.n_outputs_max = rows
-    params.n_threads = params.n_threads_batch = n_threads
-    kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.flash_attn_type = kinds[flash]
-    params.kv_unified = unified
-    params.offload_kqv = True
-    params.no_perf = True
-    ENGINE_LOG.forget()
-    context = llama_cpp.llama_init_from_model(model.handle, params)
-    if not context:
-        reason = ENGINE_LOG.last_error() or "no reason given"
-        raise ModelFileError(
-            f"{model.path}: no context of {rows} x {n_ctx} tokens ({reason})", hint="lower the rows or the context"
-        )
-    return context
-
-
 class LlamaCppBackend(BatchedBackend):
     """Implements `InferenceBackend` over one GGUF file. Loading happens in the constructor and may raise ModelFileError.
 
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
-    `serving_rows` more are kept free for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
-    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. With `replayable` off,
-    equal seeds no longer give equal bits whatever else is in flight; see LlamaEngine for what it buys, and for
-    what `flash_attention` costs in precision. The worker is shared and not closed here.
+    `serving_rows` more are reserved for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
+    most what the model was trained for). `n_threads` defaults to the physical cores this process may use. What `flash_attention` costs in
+    precision stands above. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -260,38 +243,36 @@ class LlamaCppBackend(BatchedBackend):
         serving_rows: int = 2,
         gpu_layers: int | None = None,
         repack: bool = True,
-        replayable: bool = True,
         flash_attention: bool = True,
         loaded: GgufModel | None = None,
     ) -> None:
         """`loaded` is a model of another backend, which closes it; see `beside`."""
         model = loaded or GgufModel(Path(model_path), gpu_layers=gpu_layers, repack=repack)
-        close_model = _leave_open if loaded else model.close
         try:
             row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
-            template = template_of(model)
+            tokenizer = gguf_tokenizer(model)
             rollout_rows = max_rows or rows_that_fit(model.kv_bytes_per_token * row_tokens, graphics=on_graphics(gpu_layers))
             engine = LlamaEngine(
                 model,
                 rows=rollout_rows + serving_rows,
                 n_ctx=row_tokens,
                 n_threads=n_threads or physical_cores(),
-                replayable=replayable,
                 flash_attention=flash_attention,
             )
         except BaseException:
-            close_model()
+            if loaded is None:
+                model.close()
             raise
         self._model = model
-        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "replayable": replayable, "flash_attention": flash_attention}
+        self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "flash_attention": flash_attention}
         super().__init__(
             engine,
-            model.vocabulary,
-            template,
-            describe(model),
+            tokenizer.tokens,
+            tokenizer.template,
+            tokenizer.describe(model.path, model.header.architecture, model.parameters, model.trained_context_tokens),
             worker,
             rollout_rows=rollout_rows,
-            close_model=close_model,
+            close_model=model.close if loaded is None else None,
         )
 
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
@@ -300,32 +281,19 @@ class LlamaCppBackend(BatchedBackend):
         return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
 
 
-def _leave_open() -> None:
-    """The weights belong to another backend."""
-
-
 def physical_cores() -> int:
     """Physical cores this process may use, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = usable_cores()
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def template_of(model: GgufModel) -> ChatTemplate:
-    """The chat template that the file carries. Raises ModelFileError."""
-    vocabulary = model.vocabulary
-    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-    return ChatTemplate(model.metadata("tokenizer.chat_template"), vocabulary, specials)
+_TRIAL_TOKENS = 64
+"""Enough for the products of whole matrices, which are other code than those of one token."""
 
 
-def describe(model: GgufModel) -> ModelInfo:
-    """What is loaded."""
-    return ModelInfo(
-        name=model.metadata("general.name") or model.path.stem,
-        architecture=model.metadata("general.architecture"),
-        parameters=model.parameters,
-        context_tokens=model.trained_context_tokens,
-        file_bytes=model.path.stat().st_size,
-        sha256=sha256_of(model.path),
-        path=str(model.path),
-        prompt_form=model.metadata("edge_agent.prompt_form") or "full",
-    )
+def decode_some(model: str) -> None:
+    """Read a short prompt and one token more, in a process of its own: a build for another processor ends it here, by a signal."""
+    llama = llama_cpp.Llama(model, n_ctx=256, n_threads=1, verbose=False)
+    llama.eval([1] * _TRIAL_TOKENS)
+    llama.eval([2])
+    llama.close()

@@ -6,16 +6,15 @@ Single tokens are decoded over a number of rows and of places that are rounded u
 position is masked and adds exact zeros.
 
 Measured on the CPU build: with these steps a row's logits are the same bits in any company (tests/engine/test_mlx_backend.py). On Apple's
-GPU this has not been measured. Keys and values are kept in the decoder's type.
+GPU this has not been measured. Keys and values are in the decoder's type.
 All methods must be called on one thread, the one that first calls `prefill`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,10 +23,8 @@ from numpy.typing import NDArray
 from edge.core.errors import AdapterError
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import read_peft_adapter
-from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
-from edge.inference.gguf_model import sha256_of
-from edge.inference.model_tokenizer import ModelTokenizer, tokenizer_of
+from edge.inference.model_tokenizer import tokenizer_of
 from edge.inference.sampling import Floats
 
 PREFILL_CHUNK = 512
@@ -38,99 +35,40 @@ ROW_STEP = 8
 PLACE_STEP = 256
 
 
-class Shape(Protocol):
-    """The numbers of a decoder that its memory depends on."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Logits of one row."""
-        ...
-
-    @property
-    def layers(self) -> int:
-        """Blocks."""
-        ...
-
-    @property
-    def kv_heads(self) -> int:
-        """Key/value heads of a block."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        ...
-
-
-class Decoder(Protocol):
-    """What the engine needs of a model (edge.models.mlx_decoder.MlxDecoder)."""
-
-    dtype: Any
-
-    @property
-    def shape(self) -> Shape:
-        """Its shape."""
-        ...
-
-    def hidden_states(self, ids_BT: Any, cache: Sequence[Any] | None = None) -> Any:
-        """Hidden states [B, T, D]; `cache` gives each layer its offset, its mask and its keys and values."""
-        ...
-
-    def logits(self, hidden: Any) -> Any:
-        """Logits [..., V] in float32."""
-        ...
-
-    def adopt_lora(self, tensors: Mapping[str, Any], rank: int, scale: float) -> None:
-        """Decode with an adapter. Raises AdapterError when it does not fit."""
-        ...
-
-    def remove_lora(self) -> None:
-        """Decode without one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MlxAdapter:
-    """A loaded adapter: peft's tensors and the factor on B A."""
-
-    tensors: dict[str, Any]
-    rank: int
-    scale: float
+Adapter = tuple[dict[str, Any], int, float]
+"""A loaded adapter: peft's tensors, rank, and the factor on B A."""
 
 
 class MlxEngine:
-    """Rows 0..rows-1 of `n_ctx` tokens each over a decoder that is this engine's own.
+    """Rows 0..rows-1 of `n_ctx` tokens each over a twin of the decoder (edge.models.mlx_decoder.MlxDecoder).
 
-    `trial` is a decoder of the same shape on which adapters are tried before they are used.
+    Adapters are tried on another twin before they are used.
     """
 
-    def __init__(self, decoder: Decoder, trial: Decoder, *, rows: int, n_ctx: int) -> None:
-        self.rows = rows
-        self.n_ctx = n_ctx
-        self.vocab_size = decoder.shape.vocab_size
-        self._decoder = decoder
-        self._trial = trial
+    def __init__(self, decoder: Any, *, rows: int, n_ctx: int) -> None:
+        self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, decoder.shape.vocab_size
+        self._decoder, self._trial = decoder.twin(), decoder.twin()
         self._memory: list[_LayerRows] = []
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
         """Put a prompt into a row and return the logits behind its last token [V]."""
-        memory = self._open_memory()
-        hidden = None
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[start : start + PREFILL_CHUNK]
-            hidden = self._decoder.hidden_states(mx.array([chunk]), [_OneRow(layer, row, start) for layer in memory])
+        for hidden in self._hidden_states(row, ids, PREFILL_CHUNK):
             self._settle(hidden)
-        assert hidden is not None
-        last_V: Floats = self._as_numpy(self._decoder.logits(hidden[:, -1]))[0]
+            last = hidden
+        last_V: Floats = self._as_numpy(self._decoder.logits(last[:, -1]))[0]
         return last_V
 
     def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
         """Put a text into a row and yield the logits [T, V] behind its tokens, READ_CHUNK at a time."""
-        memory = self._open_memory()
-        for start in range(0, len(ids), READ_CHUNK):
-            chunk = ids[start : start + READ_CHUNK]
-            hidden = self._decoder.hidden_states(mx.array([chunk]), [_OneRow(layer, row, start) for layer in memory])
+        for hidden in self._hidden_states(row, ids, READ_CHUNK):
             yield self._as_numpy(self._decoder.logits(hidden[0]))
+
+    def _hidden_states(self, row: int, ids: list[int], at_once: int) -> Iterator[Any]:
+        """Hidden states [1, T, D] of a text in a row, piece by piece."""
+        memory = self._open_memory()
+        for start in range(0, len(ids), at_once):
+            chunk = mx.array([ids[start : start + at_once]])
+            yield self._decoder.hidden_states(chunk, [_OneRow(layer, row, start) for layer in memory])
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1 and the logits behind them [R, V] (a copy)."""
@@ -151,27 +89,27 @@ class MlxEngine:
             layer.keys[target, :, :length] = layer.keys[source, :, :length]
             layer.values[target, :, :length] = layer.values[source, :, :length]
 
-    def load_adapter(self, folder: Path) -> MlxAdapter:
+    def load_adapter(self, folder: Path) -> Adapter:
         """Read and try a peft folder without using it. Raises AdapterError when it is missing, corrupt or does not fit."""
         peft = read_peft_adapter(folder)
         tensors = {name: mx.array(tensor) for name, tensor in peft.by_peft_name().items()}
-        adapter = MlxAdapter(tensors, peft.rank, peft.scaling)
+        adapter = tensors, peft.rank, peft.scaling
         try:
-            self._trial.adopt_lora(adapter.tensors, adapter.rank, adapter.scale)
+            self._trial.adopt_lora(*adapter)
         except AdapterError as error:
             raise AdapterError(f"{folder}: {error}", hint=error.hint) from error
         finally:
             self._trial.remove_lora()
         return adapter
 
-    def use_adapter(self, handle: MlxAdapter | None) -> None:
+    def use_adapter(self, handle: Adapter | None) -> None:
         """Decode with this loaded adapter (None: the bare model). What rows hold is void."""
         if handle is None:
             self._decoder.remove_lora()
         else:
-            self._decoder.adopt_lora(handle.tensors, handle.rank, handle.scale)
+            self._decoder.adopt_lora(*handle)
 
-    def free_adapter(self, handle: MlxAdapter) -> None:
+    def free_adapter(self, handle: Adapter) -> None:
         """Nothing is held for an adapter that is not in use."""
 
     def close(self) -> None:
@@ -247,33 +185,6 @@ def _up_to(step: int, count: int) -> int:
     return -(-count // step) * step
 
 
-class SharedDecoder(Decoder, Protocol):
-    """A decoder that can be had several times over one copy of the weights."""
-
-    def twin(self) -> SharedDecoder:
-        """Another one over the same weights, without an adapter."""
-        ...
-
-
-class DescribedShape(Shape, Protocol):
-    """The shape of a decoder with what a description of the model needs."""
-
-    @property
-    def architecture(self) -> str:
-        """Such as qwen2."""
-        ...
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        ...
-
-    @property
-    def context_tokens(self) -> int:
-        """Context length the model was trained for, 0 when unknown."""
-        ...
-
-
 class MlxBackend(BatchedBackend):
     """Implements `InferenceBackend` on MLX over a GGUF file or an MLX folder that `decoder` was loaded from.
 
@@ -284,25 +195,24 @@ class MlxBackend(BatchedBackend):
     def __init__(
         self,
         model_path: str | Path,
-        decoder: SharedDecoder,
+        decoder: Any,
         worker: EngineWorker,
         *,
         n_ctx: int = 1024,
         max_rows: int | None = None,
         serving_rows: int = 2,
     ) -> None:
-        path = Path(model_path)
-        shape: Any = decoder.shape
+        path, shape = Path(model_path), decoder.shape
         tokenizer = tokenizer_of(path, shape.vocab_size)
         row_tokens = min(n_ctx, shape.context_tokens or n_ctx)
         token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * decoder.dtype.size
         rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens, graphics=True)
         self._decoder = decoder
         super().__init__(
-            MlxEngine(decoder.twin(), decoder.twin(), rows=rollout_rows + serving_rows, n_ctx=row_tokens),
+            MlxEngine(decoder, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
             tokenizer.tokens,
             tokenizer.template,
-            _describe(path, tokenizer, shape),
+            tokenizer.describe(path, shape.architecture, shape.parameters, shape.context_tokens),
             worker,
             rollout_rows=rollout_rows,
             close_model=tokenizer.close,
@@ -311,17 +221,3 @@ class MlxBackend(BatchedBackend):
     def beside(self, *, max_rows: int | None = None) -> MlxBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         return MlxBackend(self.model.path, self._decoder, self._worker, n_ctx=self._n_ctx, max_rows=max_rows)
-
-
-def _describe(path: Path, tokenizer: ModelTokenizer, shape: DescribedShape) -> ModelInfo:
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    return ModelInfo(
-        name=tokenizer.name,
-        architecture=shape.architecture,
-        parameters=shape.parameters,
-        context_tokens=shape.context_tokens,
-        file_bytes=sum(file.stat().st_size for file in files),
-        sha256=sha256_of(files[0]),
-        path=str(path),
-        prompt_form=tokenizer.prompt_form,
-    )

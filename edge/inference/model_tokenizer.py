@@ -1,4 +1,4 @@
-"""Chat template, tokens and name of a model that an engine other than llama.cpp computes.
+"""Chat template, tokens, name and description of a model, whichever engine computes it.
 
 They come from where the weights came from: a GGUF file's vocabulary and template are read by llama.cpp without its weights, a folder's
 from tokenizer.json (byte-level BPE, as Qwen2, Qwen3 and Llama 3 have it). Errors: ModelFileError with one line that names the folder.
@@ -13,49 +13,48 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError
+from edge.inference.backend import ModelInfo
 from edge.inference.batcher import TokenTable
 from edge.inference.chat_template import ChatTemplate
-from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import template_of
+from edge.inference.gguf_model import RENDERED_CONTROL, GgufModel, Vocabulary, sha256_of
 
-_RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 
 
 class FolderVocabulary:
-    """Token ids, their bytes and texts, and the tokenizer, for `vocab_size` ids of which the last ones may be unused."""
+    """What gguf_model.Vocabulary is of a GGUF file, for `vocab_size` ids of which the last ones may be unused."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        self._tokenizer = _open_tokenizer(folder)
+        from tokenizers import Tokenizer
+
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelFileError(f"{folder}: no tokenizer.json in it", hint="copy the tokenizer's files into the folder")
+        if "ByteLevel" not in json.dumps(_json(file).get("decoder") or {}):
+            raise ModelFileError(f"{folder}: the tokenizer is not byte-level BPE", hint="use a GGUF file of this model")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises plain Exception
+            raise ModelFileError(f"{file}: cannot be read ({' '.join(str(error).split())})") from error
         self._config = _json(folder / "tokenizer_config.json")
         self.size = vocab_size
         added = self._tokenizer.get_added_tokens_decoder()
         self.control_ids = {token.content: number for number, token in added.items() if token.special}
         self._texts_of_added = {number: token.content for number, token in added.items()}
-        self._first = self._tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self.bos, self.eos = self._id_of("bos_token"), self._id_of("eos_token")
+        self.adds_bos = self.bos >= 0 and self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [self.bos]
         self._tokenizer.encode_special_tokens = True
-        ends = self._end_ids(folder)
+        named = _json(folder / "generation_config.json").get("eos_token_id", _json(folder / "config.json").get("eos_token_id"))
+        ends = {self.control_ids[text] for text in _ENDS if text in self.control_ids} | {self.eos}
+        ends = (ends | set(named if isinstance(named, list) else [named])) - {None, -1}
         self.ends = [token in ends for token in range(vocab_size)]
-        silent = {*self.control_ids.values(), *ends} - {self.control_ids.get(text) for text in _RENDERED_CONTROL}
+        silent = {*self.control_ids.values(), *ends} - {self.control_ids.get(text) for text in RENDERED_CONTROL}
         self.pieces = [b"" if token in silent else self._piece(token) for token in range(vocab_size)]
         self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
-        self.chat_template = self._template(folder)
+        template = folder / "chat_template.jinja"
+        stated = str(self._config.get("chat_template") or "")
+        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else stated
         self.prompt_form = str(self._config.get("edge_agent_prompt_form") or "full")
-
-    @property
-    def bos(self) -> int:
-        """Id of the beginning-of-text token, -1 when there is none."""
-        return self._id_of("bos_token")
-
-    @property
-    def eos(self) -> int:
-        """Id of the end-of-text token, -1 when there is none."""
-        return self._id_of("eos_token")
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when every prompt of this model starts with `bos`."""
-        return self.bos >= 0 and self._first == [self.bos]
 
     def text_of(self, token: int) -> str:
         """How a token is written in templates; "" for -1."""
@@ -76,32 +75,6 @@ class FolderVocabulary:
         text = named.get("content") if isinstance(named, dict) else named
         found = self._tokenizer.token_to_id(text) if text else None
         return -1 if found is None else int(found)
-
-    def _end_ids(self, folder: Path) -> set[int]:
-        named = _json(folder / "generation_config.json").get("eos_token_id", _json(folder / "config.json").get("eos_token_id"))
-        ids = {self.control_ids[text] for text in _ENDS if text in self.control_ids} | {self.eos}
-        return (ids | set(named if isinstance(named, list) else [named])) - {None, -1}
-
-    def _template(self, folder: Path) -> str:
-        file = folder / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-        return str(self._config.get("chat_template") or "")
-
-
-def _open_tokenizer(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ModelFileError(f"{folder}: no tokenizer.json in it", hint="copy the tokenizer's files into the folder")
-    decoder = _json(file).get("decoder") or {}
-    if "ByteLevel" not in json.dumps(decoder):
-        raise ModelFileError(f"{folder}: the tokenizer is not byte-level BPE", hint="use a GGUF file of this model")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises plain Exception
-        raise ModelFileError(f"{file}: cannot be read ({' '.join(str(error).split())})") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -132,27 +105,37 @@ class ModelTokenizer:
     template: ChatTemplate
     name: str
     prompt_form: str
-    close: Callable[[], None]
+    close: Callable[[], None] | None = None
+
+    def describe(self, path: Path, architecture: str, parameters: int, context_tokens: int) -> ModelInfo:
+        """What is loaded, of a GGUF file or a folder."""
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        file_bytes = sum(file.stat().st_size for file in files)
+        about = architecture, parameters, context_tokens, file_bytes
+        return ModelInfo(self.name, *about, sha256_of(files[0]), str(path), self.prompt_form)
 
 
 def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
     """The tokenizer of a model file or folder. Raises ModelFileError."""
-    return _of_folder(path, vocab_size) if path.is_dir() else _of_gguf(path)
-
-
-def _of_folder(path: Path, vocab_size: int) -> ModelTokenizer:
-    vocabulary = FolderVocabulary(path, vocab_size)
-    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-    template = ChatTemplate(vocabulary.chat_template, vocabulary, specials)
-    return ModelTokenizer(vocabulary, template, path.resolve().name, vocabulary.prompt_form, lambda: None)
-
-
-def _of_gguf(path: Path) -> ModelTokenizer:
+    if path.is_dir():
+        vocabulary = FolderVocabulary(path, vocab_size)
+        template = _template(vocabulary.chat_template, vocabulary)
+        return ModelTokenizer(vocabulary, template, path.resolve().name, vocabulary.prompt_form)
     model = GgufModel(path, vocab_only=True)
     try:
-        template = template_of(model)
+        return gguf_tokenizer(model)
     except BaseException:
         model.close()
         raise
-    name, form = model.metadata("general.name") or path.stem, model.metadata("edge_agent.prompt_form") or "full"
+
+
+def gguf_tokenizer(model: GgufModel) -> ModelTokenizer:
+    """The tokenizer of a model that llama.cpp has loaded. Raises ModelFileError."""
+    template = _template(model.metadata("tokenizer.chat_template"), model.vocabulary)
+    name, form = model.metadata("general.name") or model.path.stem, model.metadata("edge_agent.prompt_form") or "full"
     return ModelTokenizer(model.vocabulary, template, name, form, model.close)
+
+
+def _template(source: str, vocabulary: FolderVocabulary | Vocabulary) -> ChatTemplate:
+    specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
+    return ChatTemplate(source, vocabulary, specials)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
-from edge.core.gguf_header import GgufHeader, read_header
+from edge.core.gguf_header import read_header
 from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import read_peft_adapter
@@ -48,30 +48,34 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, *, n_threads: int, providers: tuple[str, ...] = ()) -> None:
-        self.providers, self.session = _open_session(path, n_threads, providers)
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
+        options.log_severity_level = 3
+        hint = "remove it: a graph is made where there is none"
+        self.providers = choose_providers(providers, onnxruntime.get_available_providers())
+        try:
+            self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=list(self.providers.used))
+        except Exception as error:  # the runtime's own exceptions share no base class
+            reason = " ".join(str(error).split())[:200]
+            raise ModelFileError(f"{path}: ONNX Runtime cannot use it ({reason})", hint=hint) from error
         inputs = {entry.name: entry.shape for entry in self.session.get_inputs()}
         if "past_keys" not in inputs:
-            raise ModelFileError(
-                f"{path}: not a decoder with a key/value cache", hint="remove it: a graph is made where there is none"
-            )
+            raise ModelFileError(f"{path}: not a decoder with a key/value cache", hint=hint)
         self.layers, _, self.kv_heads, _, self.head_dim = inputs["past_keys"]
         self.vocab_size = int(self.session.get_outputs()[0].shape[1])
         self.lora_shapes = {name: shape for name, shape in inputs.items() if name.endswith((".lora_a", ".lora_b"))}
         self.source_sha256 = str(self.session.get_modelmeta().custom_metadata_map.get(SOURCE_KEY, ""))
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Key/value memory of one token over all layers, in float32."""
-        return int(2 * 4 * self.layers * self.kv_heads * self.head_dim)
-
 
 class OnnxEngine:
-    """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `AdaptableEngine`."""
+    """Rows 0..rows-1 of `n_ctx` tokens each over a graph. Implements `Engine`."""
 
     def __init__(self, graph: OnnxGraph, *, rows: int, n_ctx: int) -> None:
-        self.rows = rows
-        self.n_ctx = n_ctx
-        self.vocab_size = graph.vocab_size
+        self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, graph.vocab_size
         self._session = graph.session
         places = (2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim)
         self._cache = np.full(places, 0.0, dtype=np.float32)  # written, so that the memory is taken now: learning counts on that
@@ -171,24 +175,6 @@ def _of_rank(shape: list[Any], rank: int) -> list[int]:
     return [axis if isinstance(axis, int) else rank for axis in shape]
 
 
-def _open_session(path: Path, n_threads: int, preferred: tuple[str, ...]) -> tuple[ProviderChoice, Any]:
-    import onnxruntime
-
-    choice = choose_providers(preferred, onnxruntime.get_available_providers())
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
-    options.log_severity_level = 3
-    try:
-        return choice, onnxruntime.InferenceSession(str(path), options, providers=list(choice.used))
-    except Exception as error:  # the runtime's own exceptions share no base class
-        reason = " ".join(str(error).split())[:200]
-        raise ModelFileError(
-            f"{path}: ONNX Runtime cannot use it ({reason})", hint="remove it: a graph is made where there is none"
-        ) from error
-
-
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
     """A model file with its graph in a session: what several backends can share. One worker's thread computes on it."""
@@ -223,7 +209,8 @@ class OnnxBackend(BatchedBackend):
         model = loaded or _load(Path(model_path), Path(graph_path), providers, n_threads or physical_cores())
         graph = model.graph
         row_tokens = min(n_ctx, model.info.context_tokens or n_ctx)
-        rollout_rows = max_rows or rows_that_fit(graph.kv_bytes_per_token * row_tokens)
+        token_bytes = 2 * 4 * graph.layers * graph.kv_heads * graph.head_dim  # float32
+        rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens)
         self.providers: ProviderChoice = graph.providers
         self._model, self._graph_path = model, graph_path
         super().__init__(
@@ -233,7 +220,7 @@ class OnnxBackend(BatchedBackend):
             model.info,
             worker,
             rollout_rows=rollout_rows,
-            close_model=model.tokenizer.close if loaded is None else _leave_open,
+            close_model=model.tokenizer.close if loaded is None else None,
         )
 
     def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
@@ -250,31 +237,10 @@ class OnnxBackend(BatchedBackend):
 
 
 def _load(path: Path, graph_path: Path, providers: tuple[str, ...], n_threads: int) -> OnnxModel:
-    header, sha256 = read_header(path), sha256_of(path)
+    header = read_header(path)
     graph = OnnxGraph(graph_path, n_threads=n_threads, providers=providers)
-    if graph.source_sha256 != sha256:
+    if graph.source_sha256 != sha256_of(path):
         raise ModelFileError(f"{graph_path}: was not made of {path}", hint="remove it: a graph is made where there is none")
     tokenizer = tokenizer_of(path, graph.vocab_size)
-    return OnnxModel(graph, tokenizer, _describe(header, tokenizer, sha256))
-
-
-def _leave_open() -> None:
-    """The tokenizer belongs to another backend."""
-
-
-def _context_tokens(header: GgufHeader) -> int:
-    """Context length the model was trained for, 0 when unknown."""
-    return int(header.of_architecture("context_length", 0))
-
-
-def _describe(header: GgufHeader, tokenizer: ModelTokenizer, sha256: str) -> ModelInfo:
-    return ModelInfo(
-        name=tokenizer.name,
-        architecture=header.architecture,
-        parameters=header.parameters,
-        context_tokens=_context_tokens(header),
-        file_bytes=header.file_bytes,
-        sha256=sha256,
-        path=str(header.path),
-        prompt_form=tokenizer.prompt_form,
-    )
+    info = tokenizer.describe(path, header.architecture, header.parameters, int(header.of_architecture("context_length", 0)))
+    return OnnxModel(graph, tokenizer, info)

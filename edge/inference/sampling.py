@@ -137,10 +137,10 @@ def keep_likeliest(mass_V: Floats, share: float) -> None:
     candidates = np.flatnonzero(~small)
     order = candidates[np.argsort(-mass_V[candidates], kind="stable")]
     reached = np.cumsum(mass_V[order], dtype=np.float64)
-    kept = order[: int(np.searchsorted(reached, share * total)) + 1]
-    rest = mass_V[kept]
+    likely = order[: int(np.searchsorted(reached, share * total)) + 1]
+    rest = mass_V[likely]
     mass_V[:] = 0.0
-    mass_V[kept] = rest
+    mass_V[likely] = rest
 
 
 def log_probabilities(logits_TV: Floats, ids_T: Ids) -> Doubles:

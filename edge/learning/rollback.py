@@ -3,7 +3,7 @@
 The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
 little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
 with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
-before. Where one of them is better beyond chance (edge.training.evidence) the best of them serves again, at once.
+before. Where one of them is better beyond chance (edge.training.promotion_rules) the best of them serves again, at once.
 
 It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
 to by hand is left alone.
@@ -22,7 +22,7 @@ from edge.learning.checkpoints import Checkpoints
 from edge.learning.promotion import Exam, Memory, candidates_by_source, results
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.reader import BEST_VERSION
-from edge.training.evidence import liked_less, lost_more
+from edge.training.promotion_rules import liked_less, lost_more
 
 _CHECKED = "guard_checked"
 

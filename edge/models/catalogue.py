@@ -19,7 +19,7 @@ from pathlib import Path
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.formatting import shown
 from edge.core.gguf_header import GgufHeader, check_shape, read_header
-from edge.models.hub import choose_gguf
+from edge.models.hub import cached_models, choose_gguf
 from edge.models.new_file import new_file
 from edge.models.spec import parameter_count
 
@@ -27,7 +27,6 @@ MODELS_FOLDER = "EDGE_AGENT_MODELS"
 _KV_VALUE_BYTES = 2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*/(?!.*\.(gguf|onnx)$)[A-Za-z0-9][\w.-]*", re.ASCII)
 """OWNER/NAME as the hub has it; a path to a model file is none."""
-_GRAPH_HINT = "name the GGUF file it was made of; with engine.backend onnx the graph beside that file is used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +92,11 @@ def hub_models() -> Iterator[Found]:
 
     OWNER/NAME where a repository has one GGUF file, or none but safetensors; OWNER/NAME/FILE.gguf where it has several.
     """
-    from edge.models.hub import cached_folders, cached_models
-
     try:
-        files = list(cached_models())
+        for repo, paths in cached_models():
+            yield from (Found(repo if len(paths) == 1 else f"{repo}/{path.name}", path, "hub") for path in paths)
     except ModelFileError:
         return
-    counts = Counter(repo for repo, _ in files)
-    for repo, path in files:
-        yield Found(repo if counts[repo] == 1 else f"{repo}/{path.name}", path, "hub")
-    yield from (Found(repo, folder, "hub") for repo, folder in cached_folders() if repo not in counts)
 
 
 def find_model(name: str) -> Path:
@@ -110,9 +104,10 @@ def find_model(name: str) -> Path:
     found = _on_disk(name)
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)
-    if found is not None and found.suffix == ".onnx":
-        raise ModelFileError(f"{shown(name)}: a graph alone is no model", hint=_GRAPH_HINT)
     if found is not None:
+        if found.suffix == ".onnx":
+            hint = "name the GGUF file it was made of; with engine.backend onnx the graph beside that file is used"
+            raise ModelFileError(f"{shown(name)}: a graph alone is no model", hint=hint)
         return found
     known = ", ".join(sorted(file.stem for folder in (bundled_folder(), models_folder()) for file in folder.glob("*.gguf")))
     hint = f"give a .gguf file or one of: {known}; see edge-agent models list"
@@ -144,8 +139,7 @@ def _in_the_hub_cache(name: str) -> Path | None:
         repo = "/".join(found.name.split("/")[:2])
         if name in (found.name, f"{repo}/{found.path.name}"):
             return found.path
-    several = [found.name for found in cached if found.name.startswith(f"{name}/")]
-    if several:
+    if several := [found.name for found in cached if found.name.startswith(f"{name}/")]:
         raise ModelFileError(f"{name}: {len(several)} files of it are in the hub's cache", hint=f"name one: {', '.join(several)}")
     return None
 
@@ -189,15 +183,14 @@ def look_at(path: Path) -> About:
 def check_learnable(path: Path) -> None:
     """Raises ModelFileError for a GGUF file that asks for more than learning computes; folders are checked when they are opened."""
     if not path.is_dir():
-        from edge.models.computed import check_computed, header_spec
+        from edge.models.gguf_reader import check_computed
 
-        header = read_header(path)
-        check_computed(header, header_spec(header))
+        check_computed(read_header(path))
 
 
 def describe_folder(folder: Path) -> About:
     """What the JSON files of a model folder describe. Raises ModelFileError."""
-    from edge.models.hf_config import read_json, shape_of_folder
+    from edge.models.hf_folder import read_json, shape_of_folder
 
     spec, config = shape_of_folder(folder), read_json(folder / "config.json")
     words = folder / "tokenizer_config.json"
@@ -226,14 +219,10 @@ def _kv_bytes_per_token(header: GgufHeader) -> int:
     layers, heads = header.of_architecture("block_count", 0), header.of_architecture("attention.head_count", 0)
     kv_heads = header.of_architecture("attention.head_count_kv", heads)
     width = header.of_architecture("embedding_length", 0)
-    numbers = (layers, heads, kv_heads, width)
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
+    if not all(isinstance(number, int) and number > 0 for number in (layers, heads, kv_heads, width)):
         return 0
-    key = header.of_architecture("attention.key_length", width // heads)
-    value = header.of_architecture("attention.value_length", width // heads)
-    if type(key) is not int or type(value) is not int:
-        return 0
-    return int(_KV_VALUE_BYTES * layers * kv_heads * (key + value))
+    key, value = (header.of_architecture(f"attention.{name}_length", width // heads) for name in ("key", "value"))
+    return _KV_VALUE_BYTES * layers * kv_heads * (key + value) if type(key) is type(value) is int else 0
 
 
 def _quantisation(header: GgufHeader) -> str:
@@ -257,7 +246,16 @@ def _type_name(type_id: int) -> str:
 
 def adopt(source: Path, file: str | None, *, force: bool) -> Path:
     """Copy a GGUF file, or the one of a folder, into the models folder; returns where it is. Raises ModelFileError, UsageError."""
-    path = _chosen(source, file)
+    path = source
+    if source.is_dir():
+        name = file or choose_gguf(str(source), [one.relative_to(source).as_posix() for one in source.rglob("*.gguf")])
+        if name is None and any(source.glob("*.safetensors")):
+            raise UsageError(f"{source}: holds safetensors", hint=f"convert them: edge-agent models convert {source} OUT.gguf")
+        if name is None:
+            raise ModelFileError(f"{source}: no GGUF file in it", hint="give a .gguf file or the folder of one")
+        path = source / name
+    elif file is not None:
+        raise UsageError("--file chooses within a folder or a hub model", hint=f"leave it out: {source} is a file")
     read_header(path)
     folder = models_folder()
     out = folder / path.name
@@ -272,17 +270,3 @@ def adopt(source: Path, file: str | None, *, force: bool) -> Path:
     with new_file(out, force=force) as partial:
         shutil.copyfile(path, partial)
     return out
-
-
-def _chosen(source: Path, file: str | None) -> Path:
-    if not source.is_dir():
-        if file is not None:
-            raise UsageError("--file chooses within a folder or a hub model", hint=f"leave it out: {source} is a file")
-        return source
-    names = [path.relative_to(source).as_posix() for path in source.rglob("*.gguf")]
-    name = file or choose_gguf(str(source), names)
-    if name is not None:
-        return source / name
-    if any(source.glob("*.safetensors")):
-        raise UsageError(f"{source}: holds safetensors", hint=f"convert them: edge-agent models convert {source} OUT.gguf")
-    raise ModelFileError(f"{source}: no GGUF file in it", hint="give a .gguf file or the folder of one")

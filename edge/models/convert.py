@@ -18,14 +18,12 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from edge.core.errors import ModelFileError, UsageError
-from edge.models.hf_config import HfConfig, read_config
-from edge.models.hf_tokenizer import GgufTokenizer, read_tokenizer
+from edge.models.hf_folder import GgufTokenizer, StoredTensor, read_config, read_tokenizer, stored_tensors
 from edge.models.new_file import new_file
-from edge.models.safetensors_folder import StoredTensor, stored_tensors
 from edge.models.spec import DecoderSpec, parameter_shapes, permute_rows, rotated_heads, stored_name
 
 Progress = Callable[[int, int, str], None]
-"""Told before each tensor: how many are done, of how many, and the name of the next."""
+"""Called before each tensor: how many are done, of how many, and the name of the next."""
 TYPES: Mapping[str, tuple[GGMLQuantizationType, gguf.LlamaFileType]] = {
     "f32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -57,47 +55,43 @@ def convert(
         raise UsageError(f"unknown type {type_name!r}", hint=f"choose one of {', '.join(TYPES)}; others by `models quantize`")
     if not folder.is_dir():
         raise ModelFileError(f"{folder}: not a folder", hint="give the folder of a Hugging Face model")
+    kind, file_type = TYPES[type_name]
     with new_file(out, force=force) as partial:
         tensors = stored_tensors(folder)
         config = read_config(folder, frozenset(tensors))
-        _check_tensors(folder, tensors, config.spec)
-        tokenizer = read_tokenizer(folder, config.raw, config.spec.vocab_size)
-        return _write(folder, partial, out, config, tokenizer, tensors, type_name, progress or (lambda *_: None))
-
-
-def _write(
-    folder: Path,
-    partial: Path,
-    out: Path,
-    config: HfConfig,
-    tokenizer: GgufTokenizer,
-    tensors: Mapping[str, StoredTensor],
-    type_name: str,
-    progress: Progress,
-) -> Converted:
-    kind, file_type = TYPES[type_name]
-    spec = config.spec
-    plan = {name: _stored_kind(tensors[name].shape, kind) for name in parameter_shapes(spec)}
-    writer = GGUFWriter(str(partial), spec.architecture)
-    try:
-        _add_metadata(writer, folder, spec, file_type)
-        add_tokenizer(writer, tokenizer)
-        factors = None if config.rotary is None else config.rotary.of(spec)
-        if factors is not None:
-            writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-        for name, stored in plan.items():
-            _announce(writer, stored_name(name), tensors[name].shape, stored)
-        _flush_head(writer)
-        if factors is not None:
-            writer.write_tensor_data(factors)
-        for done, (name, stored) in enumerate(plan.items()):
-            progress(done, len(plan), name)
-            writer.write_tensor_data(_packed(name, tensors[name], stored, spec))
-    finally:
-        writer.close()
-    parameters = sum(math.prod(tensors[name].shape) for name in plan)
-    wider = tuple(name for name, stored in plan.items() if stored is GGMLQuantizationType.F16 is not kind)
-    return Converted(out, spec.architecture, parameters, partial.stat().st_size, tokenizer.chat_template is not None, wider)
+        spec = config.spec
+        _check_tensors(folder, tensors, spec)
+        tokenizer = read_tokenizer(folder, config.raw, spec.vocab_size)
+        factors = config.rope_factors
+        plan = {name: _stored_kind(tensors[name].shape, kind) for name in parameter_shapes(spec)}
+        writer = GGUFWriter(str(partial), spec.architecture)
+        try:
+            writer.add_name(folder.resolve().name)
+            writer.add_file_type(file_type)
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+            add_shape(writer, spec)
+            add_tokenizer(writer, tokenizer)
+            if factors is not None:
+                writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+            for name, stored in plan.items():
+                shape, (block, width) = tensors[name].shape, gguf.GGML_QUANT_SIZES[stored]
+                stored_bytes = math.prod(shape) // block * width
+                writer.add_tensor_info(stored_name(name), shape, np.dtype(np.float32), stored_bytes, raw_dtype=stored)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if factors is not None:
+                writer.write_tensor_data(factors)
+            for done, (name, stored) in enumerate(plan.items()):
+                if progress is not None:
+                    progress(done, len(plan), name)
+                writer.write_tensor_data(_packed(name, tensors[name], stored, spec))
+        finally:
+            writer.close()
+        parameters = sum(math.prod(tensors[name].shape) for name in plan)
+        wider = tuple(name for name, stored in plan.items() if stored is GGMLQuantizationType.F16 is not kind)
+        has_template = tokenizer.chat_template is not None
+        return Converted(out, spec.architecture, parameters, partial.stat().st_size, has_template, wider)
 
 
 def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
@@ -135,19 +129,6 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: GgufTokenizer) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _add_metadata(writer: GGUFWriter, folder: Path, spec: DecoderSpec, file_type: gguf.LlamaFileType) -> None:
-    writer.add_name(folder.resolve().name)
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_shape(writer, spec)
-
-
-def _flush_head(writer: GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-
-
 def _check_tensors(folder: Path, tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> None:
     """Raises ModelFileError unless the folder holds exactly the decoder's parameters in their shapes."""
     expected = parameter_shapes(spec)
@@ -156,7 +137,8 @@ def _check_tensors(folder: Path, tensors: Mapping[str, StoredTensor], spec: Deco
             raise ModelFileError(f"{folder}: no tensor {name}", hint="download the folder again")
         if tensors[name].shape != shape:
             raise ModelFileError(
-                f"{folder}: {name} is {tensors[name].shape}, but config.json says {shape}", hint="do the files belong together?"
+                f"{folder}: {name} is {tensors[name].shape}, but config.json expects {shape}",
+                hint="do the files belong together?",
             )
     tied = {"lm_head.weight"} if spec.tied_embeddings else set()
     unknown = [name for name in tensors.keys() - expected.keys() - tied if not name.endswith(_IGNORED)]
@@ -171,16 +153,11 @@ def _stored_kind(shape: tuple[int, ...], kind: GGMLQuantizationType) -> GGMLQuan
     return kind if shape[-1] % block == 0 else GGMLQuantizationType.F16
 
 
-def _announce(writer: GGUFWriter, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType) -> None:
-    block, width = gguf.GGML_QUANT_SIZES[kind]
-    writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) // block * width, raw_dtype=kind)
-
-
 def _packed(name: str, tensor: StoredTensor, kind: GGMLQuantizationType, spec: DecoderSpec) -> NDArray[Any]:
     """A tensor as the file holds it, its rows in the architecture's order."""
     heads = rotated_heads(name, spec)
     if heads or len(tensor.shape) == 1:
-        values = tensor.values()
+        values = tensor.widened(tensor.raw())
         return _quantised(name, permute_rows(values, heads) if heads else values, kind)
     step = max(1, _ROWS_AT_ONCE // tensor.shape[-1])
     raw = tensor.raw()

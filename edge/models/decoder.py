@@ -288,7 +288,11 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids_BT)
         caches: list[LayerCache] = []
         for index, layer in enumerate(self.model.layers):
-            x, cache = self._through(layer, x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index])
+            inputs = x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index]
+            if self.checkpointing and torch.is_grad_enabled():  # nothing is random inside, so no generator's state has to be kept
+                x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, cache = layer(*inputs)
             if use_cache:
                 caches.append(cache)
         return Hidden(self.model.norm(x), tuple(caches) if use_cache else None)
@@ -297,15 +301,6 @@ class Decoder(nn.Module):
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""
         logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
         return logits
-
-    def _through(self, layer: nn.Module, *inputs: Tensor | LayerCache | None) -> tuple[Tensor, LayerCache]:
-        """The layer's outputs; there is no randomness inside, so no generator's state has to be kept."""
-        if self.checkpointing and torch.is_grad_enabled():
-            made = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
-        else:
-            made = layer(*inputs)
-        states, cache = made
-        return states, cache
 
     def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every rotation, float32, broadcastable to [B, H, T, head_dim / 2]."""
@@ -319,7 +314,7 @@ class Decoder(nn.Module):
 
 
 def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tensor | None:
-    """Who may look at whom, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention says it all.
+    """Who may look at whom, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention is the same.
 
     Without a cache it always does: rows are padded on the right, so no real token can look at padding.
     """

@@ -64,8 +64,10 @@ class GgmlType:
 @lru_cache(maxsize=64)
 def ggml_type(number: int) -> GgmlType:
     """The type with this number. Raises ModelFileError for one this build of ggml cannot turn into floats."""
+    import gguf
+
     library = _library()
-    if not 0 <= number < _type_count():
+    if not 0 <= number <= max(gguf.GGMLQuantizationType):  # ggml looks beyond its table for a number that is not in it
         raise ModelFileError(f"unknown ggml type {number}", hint="update llama-cpp-python")
     traits = library.ggml_get_type_traits(number).contents
     name = (traits.type_name or b"").decode() or f"type {number}"
@@ -87,11 +89,3 @@ def _library() -> Any:
     library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
     library.ggml_get_type_traits.argtypes = (ctypes.c_int,)
     return library
-
-
-@lru_cache(maxsize=1)
-def _type_count() -> int:
-    """Types there are, by the gguf package: ggml looks beyond its table for a number that is not in it."""
-    import gguf
-
-    return 1 + max(int(kind) for kind in gguf.GGMLQuantizationType)

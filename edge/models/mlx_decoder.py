@@ -1,7 +1,7 @@
 """A decoder on MLX: mlx_lm's model classes over a GGUF file or an MLX folder, with LoRA beside its linear layers.
 
-`twin` makes a second decoder over the very
-same weight arrays, so that serving and training each have an adapter of their own and the weights are in memory once.
+`twin` makes a second decoder over the very same weight arrays, so that serving and training each have an adapter of their own and the
+weights are in memory once.
 
 Adapters keep peft's names and shapes: A [rank, in], B [out, rank], y = W x + scale * B A x with scale = alpha / rank. Rows of q and k are
 in half-split rotary order here as in peft, whatever the file's architecture, so nothing is permuted or transposed.
@@ -12,29 +12,34 @@ always computed in float32. What is left to be computed belongs to the thread th
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
+from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, ModelFileError
-from edge.models.mlx_files import GROUP_SIZE, GgufFile, Packed
+from edge.models.gguf_reader import ROPE_FACTORS, MappedTensor, open_gguf
+from edge.models.spec import parameter_shapes, rotated_heads, stored_name, unpermute_rows
 
 FOLDER_ARCHITECTURES = ("qwen2", "llama", "qwen3")
 FLOAT16_FROM_PARAMETERS = 100_000_000
+GROUP_SIZE = 32
+_PLAIN = ("F32", "F16", "BF16")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PEFT_PREFIX = "base_model.model."
-Precision = Literal["auto", "float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """What others need to know of a decoder."""
+    """What others need to know of a decoder; `dtype` is the type of its activations."""
 
     architecture: str
     parameters: int
@@ -43,19 +48,21 @@ class DecoderShape:
     kv_heads: int
     head_dim: int
     context_tokens: int
+    dtype: mx.Dtype
 
 
 class MlxDecoder:
     """mlx_lm's module with the shape of its model. Not for use on two threads at a time."""
 
-    def __init__(self, module: Any, shape: DecoderShape, dtype: mx.Dtype) -> None:
-        self.module, self.shape, self.dtype = module, shape, dtype
+    def __init__(self, module: Any, shape: DecoderShape) -> None:
+        self.module, self.shape, self.dtype = module, shape, shape.dtype
 
     def twin(self) -> MlxDecoder:
         """A decoder over the same weight arrays whose modules are its own, without an adapter."""
-        copy = MlxDecoder(_twin_of(self.module), self.shape, self.dtype)
-        copy.remove_lora()
-        return copy
+        shared = {id(part): part for _, part in tree_flatten(self.module) if isinstance(part, mx.array)}
+        twin = MlxDecoder(copy.deepcopy(self.module, shared), self.shape)
+        twin.remove_lora()
+        return twin
 
     def hidden_states(self, ids_BT: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         """Hidden states [B, T, D] after the last norm. `cache` holds one of mlx_lm's cache roles per layer; None is plain causal."""
@@ -135,7 +142,8 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
         super().__init__()
-        outputs, inputs = _matrix_shape(base)
+        outputs, columns = base.weight.shape
+        inputs = columns * 32 // base.bits if "scales" in base else columns  # a quantised matrix is packed into words
         self.base = base
         self.lora_a = mx.zeros((rank, inputs))
         self.lora_b = mx.zeros((outputs, rank))
@@ -161,38 +169,40 @@ class FileRope(nn.Module):
         return mx.fast.rope(x, self._dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._freqs)
 
 
-def load_mlx_decoder(path: str | Path, precision: Precision = "auto") -> MlxDecoder:
+def load_mlx_decoder(path: str | Path) -> MlxDecoder:
     """The decoder of a GGUF file or of a folder with config.json and safetensors. Raises ModelFileError."""
     path = Path(path)
-    decoder = _from_folder(path, precision) if path.is_dir() else _from_gguf(GgufFile(path), precision)
+    decoder = _from_folder(path) if path.is_dir() else _from_gguf(GgufFile(path))
     mx.eval(decoder.module.parameters(), [layer.self_attn.rope.get("_freqs", []) for layer in decoder.module.model.layers])
     return decoder
 
 
-def _from_gguf(file: GgufFile, precision: Precision) -> MlxDecoder:
-    module = _model_of(file.config)
-    shapes = {name: tuple(value.shape) for name, value in tree_flatten(module.parameters())}
-    parameters = sum(_size(shape) for shape in shapes.values())
-    dtype = _dtype_for(precision, parameters)
-    stored = dict(file.stored(shapes))
+def _from_gguf(file: GgufFile) -> MlxDecoder:
+    from mlx_lm.models import llama, qwen2, qwen3
+
+    architecture: Any = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[file.config["model_type"]]
+    module = architecture.Model(architecture.ModelArgs.from_dict(file.config))  # random weights that nobody has computed yet
+    shape = _shape_of(file.config, module)
+    stored = dict(file.stored())
     packed = {name.removesuffix(".weight"): value for name, value in stored.items() if isinstance(value, Packed)}
-    nn.quantize(module, class_predicate=lambda name, _: _packing(packed.get(name)))
-    weights = {name: value.astype(dtype) for name, value in stored.items() if isinstance(value, mx.array)}
+    layout = {name: {"group_size": GROUP_SIZE, "bits": value.bits, "mode": "affine"} for name, value in packed.items()}
+    nn.quantize(module, class_predicate=lambda name, _: layout.get(name, False))
+    weights = {name: value.astype(shape.dtype) for name, value in stored.items() if isinstance(value, mx.array)}
     for name, value in packed.items():
         weights |= {
             f"{name}.weight": value.words,
-            f"{name}.scales": value.scales.astype(dtype),
-            f"{name}.biases": value.biases.astype(dtype),
+            f"{name}.scales": value.scales.astype(shape.dtype),
+            f"{name}.biases": value.biases.astype(shape.dtype),
         }
     module.load_weights(list(weights.items()))
     factors = file.rope_factors()
     if factors is not None:
         for layer in module.model.layers:
             layer.self_attn.rope = FileRope(file.config["head_dim"], file.config["rope_theta"], mx.array(factors))
-    return MlxDecoder(module, _shape_of(file.config, parameters), dtype)
+    return MlxDecoder(module, shape)
 
 
-def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
+def _from_folder(folder: Path) -> MlxDecoder:
     from mlx_lm.utils import load_model
 
     if not (folder / "config.json").is_file():
@@ -205,26 +215,15 @@ def _from_folder(folder: Path, precision: Precision) -> MlxDecoder:
     if config.get("model_type") not in FOLDER_ARCHITECTURES:
         hint = f"supported: {', '.join(FOLDER_ARCHITECTURES)}"
         raise ModelFileError(f"unsupported architecture {config.get('model_type')!r} in {folder}", hint=hint)
-    parameters = _count(module)
-    dtype = _dtype_for(precision, parameters)
-    module.set_dtype(dtype)
-    return MlxDecoder(module, _shape_of(config, parameters), dtype)
+    shape = _shape_of(config, module)
+    module.set_dtype(shape.dtype)
+    return MlxDecoder(module, shape)
 
 
-def _model_of(config: Mapping[str, Any]) -> Any:
-    """mlx_lm's model with arguments from `config` and random weights that nobody has computed yet."""
-    from mlx_lm.models import llama, qwen2, qwen3
+def _shape_of(config: Mapping[str, Any], module: Any) -> DecoderShape:
+    from mlx_lm.utils import get_total_parameters
 
-    classes = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[config["model_type"]]
-    return classes.Model(classes.ModelArgs.from_dict(dict(config)))
-
-
-def _packing(packed: Packed | None) -> dict[str, Any] | bool:
-    return False if packed is None else {"group_size": GROUP_SIZE, "bits": packed.bits, "mode": "affine"}
-
-
-def _shape_of(config: Mapping[str, Any], parameters: int) -> DecoderShape:
-    heads = int(config["num_attention_heads"])
+    heads, parameters = int(config["num_attention_heads"]), int(get_total_parameters(module))
     return DecoderShape(
         architecture=str(config["model_type"]),
         parameters=parameters,
@@ -233,52 +232,120 @@ def _shape_of(config: Mapping[str, Any], parameters: int) -> DecoderShape:
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
         context_tokens=int(config.get("max_position_embeddings") or 0),
+        dtype=mx.float16 if parameters >= FLOAT16_FROM_PARAMETERS else mx.float32,
     )
 
 
-def _dtype_for(precision: Precision, parameters: int) -> mx.Dtype:
-    if precision == "auto":
-        return mx.float16 if parameters >= FLOAT16_FROM_PARAMETERS else mx.float32
-    return mx.float16 if precision == "float16" else mx.float32
+# --- GGUF files as MLX arrays ---
+#
+# MLX stores a quantised matrix as unsigned integers q with a scale and a bias per group: w = scale * q + bias. Three GGUF types have
+# that very form in groups of 32, so their weights are exact here: Q8_0 (8 bits, scale d, bias -128 d), Q4_0 (4 bits, d, -8 d) and
+# Q4_1 (4 bits, d, m). F32, F16 and BF16 matrices stay plain. Every other type is dequantised and quantised again to 8 bits in
+# groups of 32, which moves a weight by at most some 1/500 of the range of its group: a Q4_K file takes twice its size in memory, and its
+# weights are not exactly those that llama.cpp serves.
 
 
-def _matrix_shape(layer: Any) -> tuple[int, int]:
-    """Outputs and inputs of a linear layer or embedding, plain or quantised."""
-    rows, columns = layer.weight.shape
-    return (rows, columns * 32 // layer.bits) if "scales" in layer else (rows, columns)
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A quantised matrix [out, in]: words [out, in * bits / 32], scales and biases [out, in / 32]."""
+
+    words: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
 
 
-def _count(module: Any) -> int:
-    """Weights of a module, quantised ones counted unpacked."""
-    total = 0
-    for _, layer in module.named_modules():
-        skip = ("scales", "biases", "weight") if "scales" in layer else ()
-        total += sum(
-            int(value.size)
-            for name, value in layer.items()
-            if isinstance(value, mx.array) and name not in skip and name[0] != "_"
-        )
-        total += _size(_matrix_shape(layer)) if "scales" in layer else 0
-    return total
+Stored = Packed | mx.array
 
 
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+class GgufFile:
+    """One open GGUF file: its shape as mlx_lm's model arguments, and its tensors by their Hugging Face names."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_gguf(path)
+        self._spec = spec = self._file.computed_spec()
+        if spec.architecture == "qwen2" and spec.head_dim * spec.heads != spec.width:
+            raise ModelFileError(
+                f"{path}: heads of width {spec.head_dim} are not supported for qwen2 on MLX", hint="use llama.cpp"
+            )
+        self.config: dict[str, Any] = {
+            "model_type": spec.architecture,
+            "hidden_size": spec.width,
+            "num_hidden_layers": spec.layers,
+            "intermediate_size": spec.ffn_width,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "rms_norm_eps": spec.norm_eps,
+            "vocab_size": spec.vocab_size,
+            "max_position_embeddings": spec.context_length,
+            "rope_theta": spec.rope_base,
+            "tie_word_embeddings": spec.tied_embeddings,
+        }
+
+    def rope_factors(self) -> NDArray[np.float32] | None:
+        """What the file divides its rotary frequencies by, [head_dim / 2], or None."""
+        return _floats(self._file.tensors[ROPE_FACTORS]) if ROPE_FACTORS in self._file.tensors else None
+
+    def stored(self) -> Iterator[tuple[str, Stored]]:
+        """The decoder's parameters by name (`model.layers.0.mlp.up_proj.weight`), rows in half-split rotary order."""
+        for name, shape in parameter_shapes(self._spec).items():
+            tensor, heads = self._file.tensor(stored_name(name)), rotated_heads(name, self._spec)
+            pack = _PACKERS.get(tensor.kind.name) if len(shape) == 2 else None
+            rows: NDArray[Any] = _floats(tensor) if pack is None else np.asarray(tensor.data)
+            rows = unpermute_rows(rows, heads) if heads else rows
+            if pack is not None:
+                yield name, pack(rows)
+            elif len(shape) == 1 or tensor.kind.name in _PLAIN:
+                yield name, mx.array(rows)
+            else:
+                yield name, requantised(rows)
 
 
-def _twin_of(value: Any) -> Any:
-    """Modules and the containers between them copied, everything else shared."""
-    if isinstance(value, nn.Module):
-        kind: Any = type(value)
-        twin = kind.__new__(kind)
-        twin.__dict__.update({name: set(part) if isinstance(part, set) else part for name, part in value.__dict__.items()})
-        dict.update(twin, {name: _twin_of(part) for name, part in value.items()})
-        return twin
-    if isinstance(value, list):
-        return [_twin_of(part) for part in value]
-    if type(value) is dict:
-        return {name: _twin_of(part) for name, part in value.items()}
-    return value
+def _floats(tensor: MappedTensor) -> NDArray[np.float32]:
+    values = np.empty(tensor.shape, dtype=np.float32)
+    tensor.dequantise(values.ctypes.data)
+    return values
+
+
+def requantised(values: NDArray[np.float32]) -> Stored:
+    """8 bits in groups of 32, where the rows can be cut so; else the plain matrix."""
+    if values.shape[1] % GROUP_SIZE:
+        return mx.array(values)
+    words, scales, biases = mx.quantize(mx.array(values), group_size=GROUP_SIZE, bits=8)
+    return Packed(words, scales, biases, 8)
+
+
+def _pack_q8_0(rows: NDArray[np.uint8]) -> Packed:
+    """Blocks of 34 bytes: d (float16) and 32 signed numbers."""
+    blocks = rows.reshape(rows.shape[0], -1, 34)
+    scales = _float16(blocks[..., :2])
+    unsigned = (blocks[..., 2:].view(np.int8).astype(np.int16) + 128).astype(np.uint8)
+    words = np.ascontiguousarray(unsigned).reshape(rows.shape[0], -1).view(np.uint32)
+    return Packed(mx.array(words), mx.array(scales), mx.array(scales * -128), 8)
+
+
+def _pack_q4_0(rows: NDArray[np.uint8]) -> Packed:
+    """Blocks of 18 bytes: d (float16) and 16 bytes, the first 16 numbers in their low halves and the others in the high ones."""
+    blocks = rows.reshape(rows.shape[0], -1, 18)
+    scales = _float16(blocks[..., :2])
+    return Packed(_nibbles(blocks[..., 2:]), mx.array(scales), mx.array(scales * -8), 4)
+
+
+def _pack_q4_1(rows: NDArray[np.uint8]) -> Packed:
+    """Blocks of 20 bytes: d and m (float16) and 16 bytes as in Q4_0."""
+    blocks = rows.reshape(rows.shape[0], -1, 20)
+    return Packed(_nibbles(blocks[..., 4:]), mx.array(_float16(blocks[..., :2])), mx.array(_float16(blocks[..., 2:4])), 4)
+
+
+_PACKERS = {"Q8_0": _pack_q8_0, "Q4_0": _pack_q4_0, "Q4_1": _pack_q4_1}
+
+
+def _float16(pairs: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(pairs).view(np.float16)[..., 0].astype(np.float32)
+
+
+def _nibbles(halves: NDArray[np.uint8]) -> mx.array:
+    """[out, groups, 16] bytes of GGUF order as MLX's words: consecutive numbers side by side, the first in the lowest bits."""
+    numbers = np.concatenate([halves & 15, halves >> 4], axis=-1).reshape(halves.shape[0], -1)
+    return mx.array(np.ascontiguousarray(numbers[:, ::2] | numbers[:, 1::2] << 4).view(np.uint32))

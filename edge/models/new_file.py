@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edge.core.errors import EdgeError, ModelFileError, UsageError
+from edge.core.errors import ModelFileError, UsageError
+from edge.core.files import replacing
 
 
 @contextmanager
@@ -18,16 +18,12 @@ def new_file(out: Path, *, force: bool) -> Iterator[Path]:
     Raises UsageError when `out` exists and not `force`, ModelFileError when it cannot be written.
     """
     check_free(out, force=force)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        yield partial
-        partial.replace(out)
-    except EdgeError:
-        raise
+        with replacing(out) as draft:
+            yield draft
     except OSError as error:
-        raise ModelFileError(f"{out}: cannot be written ({error.strerror or error})", hint=_hint(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        hint = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder and its permissions"
+        raise ModelFileError(f"{out}: cannot be written ({error.strerror or error})", hint=hint) from error
 
 
 def check_free(out: Path, *, force: bool) -> None:
@@ -38,7 +34,3 @@ def check_free(out: Path, *, force: bool) -> None:
         raise UsageError(f"{out}: exists already", hint="give another name, or --force to replace it")
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}: no such folder", hint="make it first")
-
-
-def _hint(error: OSError) -> str:
-    return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder and its permissions"

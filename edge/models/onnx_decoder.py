@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -43,23 +42,14 @@ def export_onnx(gguf_path: Path, out: Path, *, force: bool = False) -> None:
     if 4 * source.parameters > _LARGEST_BYTES:
         raise ModelFileError(f"{gguf_path}: too large for one ONNX file (1 GiB of float32)", hint="serve it with llama.cpp")
     state = {name: values.numpy() for name, values in source.decoder_state(spec)}
-    graph = decoder_graph(spec, state, source.rope_frequencies(spec).numpy())
-    helper.set_model_props(graph, {SOURCE_KEY: _sha256_of(gguf_path)})
-    with new_file(out, force=force) as partial:
-        partial.write_bytes(graph.SerializeToString())
-
-
-def decoder_graph(spec: DecoderSpec, state: dict[str, NDArray[np.float32]], frequencies: NDArray[np.float32]) -> onnx.ModelProto:
-    """The graph of a decoder with its weights. `frequencies` are those of the rotary embedding, [d / 2]."""
     graph = _Graph(spec, state)
-    graph.decoder(frequencies)
+    graph.decoder(source.rope_frequencies(spec).numpy())
     proto = helper.make_graph(graph.nodes, "decoder", graph.inputs, graph.outputs, graph.weights)
-    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    with gguf_path.open("rb") as file:
+        helper.set_model_props(model, {SOURCE_KEY: hashlib.file_digest(file, "sha256").hexdigest()})
+    with new_file(out, force=force) as partial:
+        partial.write_bytes(model.SerializeToString())
 
 
 class _Graph:
@@ -86,7 +76,10 @@ class _Graph:
             root = f"model.layers.{layer}."
             mixed, k, v = self._attention(root, self._norm(x, root + "input_layernorm"), cos, sin, past_k[layer], past_v[layer])
             x = self.op("Add", x, mixed)
-            x = self.op("Add", x, self._feed_forward(root, self._norm(x, root + "post_attention_layernorm")))
+            normed = self._norm(x, root + "post_attention_layernorm")
+            gate, up = self._linear(root + "mlp.gate_proj", normed), self._linear(root + "mlp.up_proj", normed)
+            gated = self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up)
+            x = self.op("Add", x, self._linear(root + "mlp.down_proj", gated))
             new_k.append(self.op("Unsqueeze", k, self.integers([0])))
             new_v.append(self.op("Unsqueeze", v, self.integers([0])))
         last = self.op("Gather", x, self.integers(-1), axis=1)
@@ -106,18 +99,17 @@ class _Graph:
         q = self.op("Mul", q, self.floats(spec.head_dim**-0.5))
         q = self.op("Reshape", q, self.integers([0, spec.kv_heads, -1, spec.head_dim]))
         scores = self.op("MatMul", q, self.op("Transpose", all_k, perm=[0, 1, 3, 2]))
-        apart = self.op("Concat", self._sizes([0, spec.kv_heads, groups]), self._shape_of("bias", 3, 5), axis=0)
+        places = self.op("Shape", "bias", start=3, end=5)
+        apart = self.op("Concat", self.integers([0, spec.kv_heads, groups]), places, axis=0)
         weights = self.op("Softmax", self.op("Add", self.op("Reshape", scores, apart), "bias"), axis=-1)
-        weights = self.op("Reshape", weights, self._shape_of_value(scores))
-        mixed = self.op("Reshape", self.op("MatMul", weights, all_v), self._per_head_shape())
+        weights = self.op("Reshape", weights, self.op("Shape", scores))
+        length = self.op("Shape", "ids", start=1, end=2)
+        per_head = self.op("Concat", self.integers([0, spec.heads]), length, self.integers([spec.head_dim]), axis=0)
+        mixed = self.op("Reshape", self.op("MatMul", weights, all_v), per_head)
         joined = self.op(
             "Reshape", self.op("Transpose", mixed, perm=[0, 2, 1, 3]), self.integers([0, 0, spec.heads * spec.head_dim])
         )
         return self._linear(name + "o_proj", joined), k, v
-
-    def _feed_forward(self, root: str, x: str) -> str:
-        gate, up = self._linear(root + "mlp.gate_proj", x), self._linear(root + "mlp.up_proj", x)
-        return self._linear(root + "mlp.down_proj", self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up))
 
     def _linear(self, name: str, x: str) -> str:
         """W x + b + B A x."""
@@ -152,20 +144,6 @@ class _Graph:
     def _layers_of(self, name: str) -> list[str]:
         layers = self.ops("Split", self._spec.layers, name, self.integers([1] * self._spec.layers), axis=0)
         return [self.op("Squeeze", layer, self.integers([0])) for layer in layers]
-
-    def _sizes(self, sizes: Sequence[int]) -> str:
-        return self.integers(list(sizes))
-
-    def _shape_of(self, name: str, start: int, end: int) -> str:
-        return self.op("Shape", name, start=start, end=end)
-
-    def _shape_of_value(self, name: str) -> str:
-        return self.op("Shape", name)
-
-    def _per_head_shape(self) -> str:
-        """[0, heads, T, d]; T is that of `ids`."""
-        length = self._shape_of("ids", 1, 2)
-        return self.op("Concat", self.integers([0, self._spec.heads]), length, self.integers([self._spec.head_dim]), axis=0)
 
     def _declare(self) -> None:
         spec = self._spec

@@ -19,7 +19,7 @@ from edge.core.gguf_header import GgufHeader, check_shape, read_header
 from edge.models.new_file import check_free, new_file
 
 Progress = Callable[[int, int, str], None]
-"""Told before each tensor: how many are done, of how many, and the tensor's name."""
+"""Called before each tensor: how many are done, of how many, and the tensor's name."""
 TYPES = (
     "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K",
     "IQ4_XS", "IQ4_NL", "F16", "BF16",
@@ -47,26 +47,33 @@ def quantise(
     source: Path, out: Path, type_name: str, *, force: bool = False, threads: int = 0, progress: Progress | None = None
 ) -> Quantised:
     """Quantise a GGUF file of full-width weights. Raises UsageError or ModelFileError; nothing half-written is left."""
-    number = _type_number(type_name)
+    type_name = type_name.upper()
+    if type_name not in TYPES:
+        raise UsageError(f"unknown type {type_name!r}", hint=f"choose one of {', '.join(TYPES)}")
+    import llama_cpp
+
+    number = int(getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{type_name}"))
     header = read_header(source)
     check_shape(header)
-    if _has_type(header, number, type_name.upper()):
-        raise UsageError(f"{source}: is {type_name.upper()} already", hint="choose another type with --type")
+    if _has_type(header, number, type_name):
+        raise UsageError(f"{source}: is {type_name} already", hint="choose another type with --type")
     if out.exists() and out.resolve() == source.resolve():
         raise UsageError(f"{out}: is the file that is read", hint="give another name")
     check_free(out, force=force)
     with new_file(out, force=force) as partial, _Messages(progress).installed() as messages:
-        _run(source, partial, number, threads, messages)
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = number
+        params.nthread = threads
+        code = llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), ctypes.byref(params))
+        if code != 0:
+            reason = messages.reason or f"code {code}"
+            hint = (
+                "start from an f16, bf16 or f32 file" if "requantiz" in reason else "check the file with `edge-agent models show`"
+            )
+            raise ModelFileError(f"{source}: llama.cpp could not quantise it ({reason})", hint=hint)
         written = read_header(partial)
-    return Quantised(out, type_name.upper(), header.file_bytes, written.file_bytes, messages.fallbacks)
-
-
-def _type_number(type_name: str) -> int:
-    if type_name.upper() not in TYPES:
-        raise UsageError(f"unknown type {type_name!r}", hint=f"choose one of {', '.join(TYPES)}")
-    import llama_cpp
-
-    return int(getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{type_name.upper()}"))
+    return Quantised(out, type_name, header.file_bytes, written.file_bytes, messages.fallbacks)
 
 
 def _has_type(header: GgufHeader, number: int, type_name: str) -> bool:
@@ -78,21 +85,6 @@ def _has_type(header: GgufHeader, number: int, type_name: str) -> bool:
 
     kinds = {tensor.type_id for tensor in header.tensors if len(tensor.shape) > 1}
     return kinds == {int(kind) for kind in gguf.GGMLQuantizationType if kind.name == type_name}
-
-
-def _run(source: Path, partial: Path, number: int, threads: int, messages: _Messages) -> None:
-    import llama_cpp
-
-    llama_cpp.llama_backend_init()
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = number
-    params.nthread = threads
-    code = llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), ctypes.byref(params))
-    if code == 0:
-        return
-    reason = messages.reason or f"code {code}"
-    hint = "start from an f16, bf16 or f32 file" if "requantiz" in reason else "check the file with `edge-agent models show`"
-    raise ModelFileError(f"{source}: llama.cpp could not quantise it ({reason})", hint=hint)
 
 
 class _Messages:
@@ -128,7 +120,7 @@ class _Messages:
 
 @lru_cache(maxsize=1)
 def _dropping() -> Any:
-    """A callback that drops messages; made once and kept, because llama.cpp keeps the pointer."""
+    """A callback that drops messages; made once and never freed, because llama.cpp holds the pointer."""
     import llama_cpp
 
     return llama_cpp.llama_log_callback(lambda _level, _text, _data: None)

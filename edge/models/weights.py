@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +12,11 @@ RESIDENT_UP_TO_BYTES = 512 << 20
 RESIDENT_SHARE = 1 / 8
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUP_VERSIONS = (
+    ("", "", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of both versions of control groups: controller, folder, and the files and key of the limit, what is used, and what can be reclaimed."""
 
 
 def choose_weights(
@@ -34,69 +38,31 @@ def available_memory(free: Callable[[], int] | None = None, cgroup: Path = _CGRO
     """Bytes that can still be taken: what the system has free (`free`), or less where a control group allows less.
 
     `own` names this process's groups; each of them, and each above it up to `cgroup`, has a limit of its own, and the smallest rest holds.
+    Page cache that nobody uses is not counted as used.
     """
-    rests = [rest for folder, names in _groups(cgroup, own) if (rest := _rest(folder, names)) is not None]
-    return max(0, min([_system_free() if free is None else free(), *rests]))
+    import psutil
 
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """What a version of control groups calls its limit, what is used, and the part of that which is given back on demand."""
-
-    limit: str
-    used: str
-    reclaimable: str
-
-
-_SECOND = _Names("memory.max", "memory.current", "inactive_file")
-_FIRST = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _groups(cgroup: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
-    """The folders of this process's groups and of those above, of either version."""
-    paths = _own_paths(own)
-    for root, names, key in ((cgroup, _SECOND, ""), (cgroup / "memory", _FIRST, "memory")):
-        parts = [part for part in paths.get(key, "").split("/") if part not in ("", ".", "..")]
-        for depth in range(len(parts), -1, -1):
-            yield root.joinpath(*parts[:depth]), names
-
-
-def _own_paths(own: Path) -> dict[str, str]:
-    """The paths of this process's groups by controller, "" for the second version."""
+    rests = [free() if free else int(psutil.virtual_memory().available)]
     try:
-        lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
-        return {}
-    fields = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    return {controller: path for _, controllers, path in fields for controller in controllers.split(",")}
-
-
-def _rest(folder: Path, names: _Names) -> int | None:
-    """What a group may still take; page cache that nobody uses is not counted as used. None without a limit."""
-    limit, used = _number(folder / names.limit), _number(folder / names.used)
-    if limit is None or used is None:
-        return None
-    return limit - max(0, used - _reclaimable(folder / "memory.stat", names.reclaimable))
+        lines = []
+    own_paths = {controller: line[2] for line in lines if len(line) == 3 for controller in line[1].split(",")}
+    for controller, root, limit, used, reclaimable in _GROUP_VERSIONS:
+        parts = [part for part in own_paths.get(controller, "").split("/") if part not in ("", ".", "..")]
+        for depth in range(len(parts), -1, -1):
+            folder = cgroup.joinpath(root, *parts[:depth])
+            try:
+                rest, in_use = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
+            except (OSError, ValueError):  # no such group, or its limit is "max"
+                continue
+            rests.append(rest - max(0, in_use - _reclaimable(folder / "memory.stat", reclaimable)))
+    return max(0, min(rests))
 
 
 def _reclaimable(file: Path, name: str) -> int:
     """The number behind a name in memory.stat, 0 where there is none."""
     try:
-        fields = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())
-        return int(fields[name])
+        return int(dict(line.split() for line in file.read_text(encoding="ascii").splitlines())[name])
     except (OSError, ValueError, KeyError):
         return 0
-
-
-def _system_free() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file; None where it is absent or says "max"."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

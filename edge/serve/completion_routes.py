@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
 from edge.core.types import FinishReason, ScoredToken, TextDelta
-from edge.inference.raw_text import RawPrompt, RawText
+from edge.inference.backend import RawPrompt, RawText
 from edge.serve.chat_routes import EVENT_STREAM, NO_STORE
 from edge.serve.completion_schemas import (
     Completion,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator, model_validator
 
 from edge.core.types import FinishReason, Sampling, ScoredToken, TokenChance
-from edge.inference.raw_text import RawPrompt, TokenizerInfo
+from edge.inference.backend import RawPrompt, TokenizerInfo
 from edge.serve.chat_schemas import known_model
 from edge.serve.errors import invalid_value
 from edge.serve.schemas import (

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
-from edge.inference.raw_text import RawText
+from edge.inference.backend import RawText
 from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, App, Limits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from edge.core.types import ScoredToken
-from edge.inference.stopping import StopSearch, longest_partial
+from edge.inference.detokenizer import StopSearch, longest_partial
 from edge.serve.ports import AnswerNote, AnswerPiece
 
 _TAGS = {"<think>": "reasoning", "</think>": "content", "<answer>": "content", "</answer>": "content"}

@@ -28,10 +28,9 @@ from edge.core.types import (
 )
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.inference.backend import ModelInfo
+from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.decisions import first_decision, opens_step
 from edge.inference.detokenizer import Detokenizer
-from edge.inference.raw_text import RawPrompt, TokenizerInfo
 
 Script = Callable[[Sequence[Message], Sampling, int], str]
 """(messages, sampling, seed) -> the text of the response."""

@@ -93,7 +93,11 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
         if not group.prompt_ids:
             raise ValueError("a prompt has at least one token")
         for sample in group.samples:
-            _check(sample)
+            if len(sample.behaviour_logprobs) != len(sample.token_ids):
+                tokens, logprobs = len(sample.token_ids), len(sample.behaviour_logprobs)
+                raise ValueError(f"{tokens} tokens with {logprobs} behaviour log-probabilities")
+            if not math.isfinite(sample.advantage) or not all(map(math.isfinite, sample.behaviour_logprobs)):
+                raise ValueError("advantages and behaviour log-probabilities must be finite")
             if _has_gradient(sample):
                 coefficient = sample.advantage * group.group_weight / len(groups)
                 rows.append(
@@ -177,13 +181,6 @@ def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets |
 
 def _has_gradient(sample: TrainingSample) -> bool:
     return bool(sample.token_ids) and abs(sample.advantage) > DEAD_ADVANTAGE
-
-
-def _check(sample: TrainingSample) -> None:
-    if len(sample.behaviour_logprobs) != len(sample.token_ids):
-        raise ValueError(f"{len(sample.token_ids)} tokens with {len(sample.behaviour_logprobs)} behaviour log-probabilities")
-    if not math.isfinite(sample.advantage) or not all(map(math.isfinite, sample.behaviour_logprobs)):
-        raise ValueError("advantages and behaviour log-probabilities must be finite")
 
 
 def _fill(ordered: Sequence[Item], length: Callable[[Item], int], budget: int) -> Iterator[tuple[Item, ...]]:

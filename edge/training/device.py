@@ -1,4 +1,4 @@
-"""Where torch trains, and in which number format: on CUDA where it is there, else on Metal, else on the processor.
+"""Where torch trains, in which number format, and what that device reaches: CUDA where it is there, else Metal, else the processor.
 
 On Apple silicon MLX is the default and trains by itself; this is for torch there. Measured on 2 cores with AVX512-BF16: at 2 M parameters
 bf16 is no faster than fp32 and changes the gradient by 3 %, because the time goes into small products and element-wise work.
@@ -6,16 +6,22 @@ bf16 is no faster than fp32 and changes the gradient by 3 %, because the time go
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.machine import cpu_flags
-from edge.training.settings import Precision
+from edge.training.learner import Precision
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "mps"]
 _CPU = torch.device("cpu")
@@ -49,14 +55,6 @@ def graphics_name() -> str | None:
     return f"Metal on {platform.machine()}" if device.type == "mps" else None
 
 
-def wait_for(device: torch.device) -> None:
-    """Until all that was given to the device is done; a processor's calls are when they return."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
 BF16_FROM_PARAMETERS = 100_000_000
 _FAST_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -75,3 +73,66 @@ def has_fast_bf16(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -
     if device.type != "cpu":
         return False
     return bool(_FAST_BF16_FLAGS & cpu_flags(cpuinfo))
+
+
+# --- what this machine reaches: bytes read from memory and floating point operations, per second ---
+
+BUFFER_BYTES = 256 << 20
+"""More than the caches of any processor that this is likely to run on."""
+
+
+def fastest(call: Callable[[], object], clock: Clock, seconds: float) -> float:
+    """Seconds of the fastest call of those that fit in the time; the first one also warms up.
+
+    The fastest counts: whatever else the machine does makes a measurement slower, never faster.
+    """
+    started, best = clock.monotonic(), math.inf
+    while True:
+        before = clock.monotonic()
+        call()
+        after = clock.monotonic()
+        best = min(best, after - before)
+        if after - started >= seconds:
+            return max(best, 1e-9)
+
+
+def read_bytes_per_s(clock: Clock, seconds: float = 1.5, buffer_bytes: int = BUFFER_BYTES, device: torch.device = _CPU) -> float:
+    """Bytes/s at which torch reads a buffer: the better of a sum and a scalar product."""
+    buffer = torch.ones(max(1, buffer_bytes // 4), device=device)
+    calls: tuple[Callable[[], Tensor], ...] = (buffer.sum, lambda: torch.dot(buffer, buffer))
+    return buffer.numel() * 4 / min(fastest(_finished(call, device), clock, seconds / len(calls)) for call in calls)
+
+
+def product_flop_per_s(
+    sizes: Iterable[tuple[int, int]],
+    tokens: int,
+    dtype: torch.dtype,
+    clock: Clock,
+    seconds: float = 1.5,
+    device: torch.device = _CPU,
+) -> float:
+    """FLOP/s of x W^T for `tokens` rows over matrices of these (inputs, outputs), in the proportion in which they are named."""
+    counts = Counter(sizes)
+    taken, flop = 0.0, 0
+    for (inputs, outputs), count in counts.items():
+        x, weight, made = (
+            torch.ones(shape, dtype=dtype, device=device) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+        )
+        product = partial(torch.mm, x, weight.t(), out=made)
+        with torch.no_grad():
+            taken += count * fastest(_finished(product, device), clock, seconds / len(counts))
+        flop += count * 2 * tokens * inputs * outputs
+    return flop / taken
+
+
+def _finished(call: Callable[[], Tensor], device: torch.device) -> Callable[[], None]:
+    """The call with its end waited for: a graphics processor's returns before it is done."""
+
+    def finished() -> None:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
+    return finished

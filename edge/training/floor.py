@@ -11,8 +11,7 @@ far from the floor a step is.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 PASSES, PASSES_WITH_CHECKPOINTING = 4, 6
@@ -27,10 +26,6 @@ class DeviceSpeed:
     infer_flop_per_s: float
     train_flop_per_s: float
 
-    def __post_init__(self) -> None:
-        """Raises ValueError unless all three are finite and positive."""
-        _check(self, positive=("bytes_per_s", "infer_flop_per_s", "train_flop_per_s"))
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
@@ -40,12 +35,6 @@ class ModelCost:
     block_weights: int
     bytes_per_weight: float
     kv_bytes_per_token: float
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless there are weights with a size, and no more in the blocks than in all."""
-        _check(self, positive=("weights", "block_weights", "bytes_per_weight"), not_negative=("kv_bytes_per_token",))
-        if self.block_weights > self.weights:
-            raise ValueError(f"block_weights cannot exceed weights: {self.block_weights} > {self.weights}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +51,6 @@ class StepWork:
     rows: float
     dropped_share: float = 0.0
     passes: float = PASSES
-
-    def __post_init__(self) -> None:
-        """Raises ValueError on a count that cannot be."""
-        counts = ("prompts", "group_size", "prompt_tokens", "response_tokens", "dropped_share")
-        _check(self, positive=("rows", "passes"), not_negative=counts)
-        if self.dropped_share > 1.0:
-            raise ValueError(f"dropped_share must lie in [0, 1], not {self.dropped_share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +107,3 @@ class StepMeasure:
         rows, group_size = min(self.most_rows, responses), responses / prompts
         work = StepWork(prompts, group_size, prompt_tokens, response_tokens, rows, dropped_share, self.passes)
         return step_floor(self.device, self.model, work)
-
-
-def _check(value: object, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
-    for field in fields(value):  # type: ignore[arg-type]
-        number = getattr(value, field.name)
-        if field.name in positive and not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{field.name} must be positive, not {number}")
-        if field.name in not_negative and not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{field.name} cannot be {number}")

@@ -23,13 +23,12 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from edge.core.errors import AdapterError
 from edge.core.rng import derive_seed
-from edge.training.settings import LoraSpec
+from edge.training.learner import LoraSpec
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -71,43 +70,26 @@ def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
     return {_PREFIX + name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(state.items())}
 
 
-def check_fits(state: Mapping[str, Tensor], decoder: nn.Module) -> None:
-    """Raise AdapterError unless names and shapes are those of the decoder's adapter."""
-    expected = {name: tuple(tensor.shape) for name, tensor in lora_state(decoder).items()}
-    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    if expected == given:
-        return
-    odd = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))[0]
-    raise AdapterError(
-        f"the adapter does not fit the model: {odd} is {given.get(odd, 'absent')}, expected {expected.get(odd, 'absent')}",
-        hint="use the base model and the rank the adapter was trained with",
-    )
-
-
 def set_lora_state(decoder: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Overwrite the adapter in place. Raises AdapterError, with nothing changed, when it does not fit."""
-    check_fits(state, decoder)
+    expected = {name: tuple(tensor.shape) for name, tensor in lora_state(decoder).items()}
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if expected != given:
+        odd = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))[0]
+        raise AdapterError(
+            f"the adapter does not fit the model: {odd} is {given.get(odd, 'absent')}, expected {expected.get(odd, 'absent')}",
+            hint="use the base model and the rank the adapter was trained with",
+        )
     set_peft_model_state_dict(decoder, {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()})
 
 
 def write_peft_folder(state: Mapping[str, Tensor], spec: LoraSpec, folder: Path) -> None:
     """Write peft's two files into an existing folder; equal adapters give equal bytes."""
     save_file(dict(state), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    fields = {name: _plain(value) for name, value in lora_config(spec).to_dict().items()}
+    config = lora_config(spec).to_dict()
+    fields = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
     fields["inference_mode"] = True
     (folder / CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def read_peft_folder(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a stored adapter. Raises AdapterError when the file is missing or damaged."""
-    try:
-        return dict(load_file(folder / WEIGHTS_FILE))
-    except (OSError, SafetensorError) as error:
-        raise AdapterError(f"cannot read the adapter in {folder.name}: {error}") from error
-
-
-def _plain(value: object) -> object:
-    return sorted(value) if isinstance(value, set) else value
 
 
 _ADAPTER = "default"

@@ -1,4 +1,4 @@
-"""What every learner of a LoRA adapter shares: the order of an update, what makes it refuse, its report, and its files.
+"""What every learner of a LoRA adapter shares: the order of an update, when it is rejected, its report, and its files.
 
 An engine (torch_learner.py, mlx_learner.py) adds the gradient and the optimiser. All work runs as jobs of slices on the shared engine
 worker. The files are the same for every engine (a peft folder, and a state file under torch's parameter names), so a run can go on with
@@ -7,6 +7,7 @@ either; files go through torch, computing need not.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,25 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
+from edge.core.files import replacing, replacing_folder
+from edge.core.limits import MOST_STEPS
 from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training.batching import Row, is_live, live_rows
-from edge.training.checkpoint import new_folder, read_state, write_state
-from edge.training.learner import LearnerReport
+from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
-from edge.training.settings import LearnerSettings, LoraSpec
 
 AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
 Slices = Generator[None, None, None]
 
 STATE_FILE = "learner.safetensors"
+FORMAT = 1
+_HEADER = "state"
+_OLDER = "go back to an older checkpoint"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter: the count of updates (a scalar) and two tensors of the parameter's shape."""
 _ADAPTER, _OPTIMISER = "adapter/", "optimiser/"
@@ -55,7 +61,10 @@ class Tally:
 
 
 class LoraLearner(ABC):
-    """See edge/training/learner.py for the contract. The methods without a body are what an engine brings."""
+    """See edge/training/learner.py for the contract. The methods without a body are what an engine brings.
+
+    `step`: optimiser steps made so far; rejected and empty updates do not count.
+    """
 
     def __init__(
         self,
@@ -71,12 +80,7 @@ class LoraLearner(ABC):
         self._spec = lora_spec or LoraSpec()
         self._settings = settings or LearnerSettings()
         self._seed = seed
-        self._step = 0
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps made so far; refused and empty updates do not count."""
-        return self._step
+        self.step = 0
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step, or as many as the rule allows; several are reported as the first with the seconds of all.
@@ -127,7 +131,7 @@ class LoraLearner(ABC):
         """Norm over all of the gradient; it may be infinite or not a number."""
 
     @abstractmethod
-    def _optimise(self, learning_rate: float, factor: float) -> None:
+    def _optimise(self, factor: float) -> None:
         """One step of AdamW on the gradient times `factor`. Raises NotFinite (`check_weights`) when the adapter diverged."""
 
     @abstractmethod
@@ -165,6 +169,7 @@ class LoraLearner(ABC):
     # -- update --------------------------------------------------------------------------------------------------------------------
 
     def _update_job(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
+        """As many updates as the rule sets; here one."""
         return self._one_update(groups)
 
     def _one_update(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
@@ -174,13 +179,13 @@ class LoraLearner(ABC):
         try:
             yield from self._timed(self._gradient(rows, tally), tally)
             started = self._clock.monotonic()
-            grad_norm, skipped = self._apply(tally)
+            grad_norm, skipped = self._optimise_once(tally)
             tally.seconds += self._clock.monotonic() - started
             return self._report(groups, tally, grad_norm, skipped)
         finally:
             self._discard_gradient()
 
-    def _apply(self, tally: Tally) -> tuple[float, str]:
+    def _optimise_once(self, tally: Tally) -> tuple[float, str]:
         """Step the optimiser; (gradient norm, ""), or (norm or 0, the reason) with the weights untouched."""
         grad_norm = self._gradient_norm()
         if not math.isfinite(grad_norm):
@@ -190,8 +195,8 @@ class LoraLearner(ABC):
             return grad_norm, f"mismatch {mismatch:.3g} nats per token between sampler and trainer (bound {bound:g})"
         limit = self._settings.max_grad_norm
         factor = limit / grad_norm if limit and grad_norm > limit else 1.0
-        self._optimise(self._settings.learning_rate_at(self._step), factor)
-        self._step += 1
+        self._optimise(factor)
+        self.step += 1
         return grad_norm, ""
 
     def _report(self, groups: Sequence[TrainingGroup], tally: Tally, grad_norm: float, skipped: str) -> LearnerReport:
@@ -208,7 +213,7 @@ class LoraLearner(ABC):
             kl=_finite(sums.per_token(sums.kl)),
             effective_sample_share=_finite(sums.effective_sample_share),
             clipped_share=sums.per_token(sums.clipped),
-            learning_rate=self._settings.learning_rate_at(self._step if skipped else self._step - 1),
+            learning_rate=self._settings.learning_rate,
             seconds=tally.seconds,
             skipped=skipped,
         )
@@ -246,7 +251,9 @@ class LoraLearner(ABC):
     # -- files ---------------------------------------------------------------------------------------------------------------------
 
     def _export_job(self, folder: Path) -> Job[None]:
-        with new_folder(folder) as draft:
+        if folder.exists():
+            raise StateError(f"{folder.name} exists already", hint="export into a folder that does not exist yet")
+        with replacing_folder(folder) as draft:
             write_peft_folder(self._adapter(), self._spec, draft)
             yield
             self._convert(draft, draft / GGUF_ADAPTER)
@@ -255,28 +262,25 @@ class LoraLearner(ABC):
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {_ADAPTER + name: tensor for name, tensor in self._adapter().items()}
         tensors |= {_OPTIMISER + name: tensor for name, tensor in self._moments().items()}
-        return tensors, {"step": self._step, "seed": self._seed, "lora": _as_json(self._spec)}
+        return tensors, {"step": self.step, "seed": self._seed, "lora": _as_json(self._spec)}
 
     def _restore(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         if scalars.get("lora") != _as_json(self._spec) or not isinstance(scalars.get("step"), int):
             raise StateError(f"the checkpoint's adapter is {scalars.get('lora')}, this run's is {_as_json(self._spec)}")
         moments = _under(_OPTIMISER, tensors)
-        shapes = {name: tensor.shape for name, tensor in moments.items()}
-        if shapes != (self._moment_shapes() if scalars["step"] else {}):
+        expected = {
+            f"{parameter_name(name)}/{moment}": torch.Size() if moment == "step" else tensor.shape
+            for name, tensor in self._adapter().items()
+            for moment in (MOMENTS if scalars["step"] else ())
+        }
+        if {name: tensor.shape for name, tensor in moments.items()} != expected:
             raise StateError("the checkpoint's optimiser state does not fit the adapter")
         try:
             self._set_adapter(_under(_ADAPTER, tensors))
         except AdapterError as error:
             raise StateError(str(error), hint=error.hint) from error
         self._set_moments(moments)
-        self._step = scalars["step"]
-
-    def _moment_shapes(self) -> dict[str, torch.Size]:
-        return {
-            f"{parameter_name(name)}/{moment}": torch.Size() if moment == "step" else tensor.shape
-            for name, tensor in self._adapter().items()
-            for moment in MOMENTS
-        }
+        self.step = scalars["step"]
 
 
 def parameter_name(name: str) -> str:
@@ -301,3 +305,33 @@ def _as_json(spec: LoraSpec) -> dict[str, Any]:
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
+
+
+# A state file is one safetensors file: tensors by name, and in its header one JSON object with the scalars. One file renamed into place is
+# never half old and half new. Nothing here is ever pickled.
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+    """Replace the state file atomically. `scalars` must be plain JSON without NaN."""
+    header = json.dumps({"format": FORMAT, **scalars}, sort_keys=True, allow_nan=False)
+    with replacing(path) as draft:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={_HEADER: header})
+
+
+def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and scalars of a state file. Raises StateError when it is missing, damaged, of another format, or left by no update."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            scalars = json.loads((file.metadata() or {})[_HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+        raise StateError(f"cannot read {path.name}: {error}", hint=_OLDER) from error
+    if not isinstance(scalars, dict) or scalars.get("format") != FORMAT:
+        raise StateError(f"{path.name} was written by another version")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
+            raise StateError(f"{path.name}: {name} is not made of finite 32-bit numbers", hint=_OLDER)
+    step = scalars.get("step")
+    if type(step) is not int or not 0 <= step <= MOST_STEPS:
+        raise StateError(f"{path.name}: {step!r} is no number of steps", hint=_OLDER)
+    return tensors, scalars

@@ -141,14 +141,6 @@ def importance_weights(logprobs_N: Tensor, behaviour_N: Tensor, cap: float) -> T
     return torch.exp(logprobs_N.detach() - behaviour_N).clamp_max(cap)
 
 
-def sequence_mask_weights(logprobs_N: Tensor, behaviour_N: Tensor, row_N: Tensor, cap: float) -> Tensor:
-    """1 for every token of a response whose ratio Π_t π_θ/μ is at most C, else 0; detached. `row_N` is each token's response."""
-    log_ratio_N = logprobs_N.detach() - behaviour_N
-    rows = int(row_N.max()) + 1 if len(row_N) else 0
-    log_ratio_R = torch.zeros(rows, dtype=log_ratio_N.dtype, device=log_ratio_N.device).index_add_(0, row_N, log_ratio_N)
-    return (log_ratio_R <= torch.log(torch.tensor(cap))).to(log_ratio_N.dtype)[row_N]
-
-
 def shaped_weights(logprobs_N: Tensor) -> Tensor:
     """ρ = γπ/(π + γ)² per token of a response whose author's probabilities are not known; detached, at most 1/4.
 
@@ -225,7 +217,10 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
-        exact_N = None if dtype in (None, torch.float32) else _target_logits(hidden_ND, projection, targets_N)
+        exact_N = None
+        if dtype not in (None, torch.float32):
+            with torch.autocast(hidden_ND.device.type, enabled=False):
+                exact_N = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N))
         greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
         for start, weight_CD in _blocks(projection, columns, dtype):
@@ -265,12 +260,6 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
 def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, projection.rows, columns):
         yield start, projection.block(start, min(start + columns, projection.rows), dtype)
-
-
-def _target_logits(hidden_ND: Tensor, projection: Projection, targets_N: Tensor) -> Tensor:
-    with torch.autocast(hidden_ND.device.type, enabled=False):
-        found_N: Tensor = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N))
-        return found_N
 
 
 def _with_targets(logits_NC: Tensor, inside_N: Tensor, place_N: Tensor, exact_N: Tensor | None) -> Tensor:

@@ -1,7 +1,6 @@
-"""How much memory learning takes, estimated from shapes, and the largest micro-batch that can ever come.
+"""How much memory learning takes: estimated from shapes, made sure of before the first step, and the batch that suits a device.
 
- The estimate is for the torch learner; it counts what autograd keeps and the largest temporaries, not the
-interpreter, libraries or an allocator's slack.
+The estimate is for the torch learner; it counts what autograd keeps and the largest temporaries, not the interpreter or libraries.
 
 Letters: D width, Q = heads x head_dim, K = kv_heads x head_dim, F feed-forward width, H heads, S tokens attended to, r rank.
 """
@@ -9,11 +8,13 @@ Letters: D width, Q = heads x head_dim, K = kv_heads x head_dim, F feed-forward 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge.core.errors import EdgeError
 from edge.core.types import TrainingGroup, TrainingSample
+from edge.training.learner import Probing
 
 PLAIN_SCORES = 512 * 512
 """Largest T x S for which attention keeps its weights [H, T, S] (edge.models.decoder.MAX_PLAIN_SCORES)."""
@@ -89,11 +90,6 @@ class BatchLimits:
     group_size: int
     tokens_per_slice: int
 
-    def __post_init__(self) -> None:
-        """Raises ValueError on a limit below one, or a context without room for a prompt and a response."""
-        if min(asdict(self).values()) < 1 or self.context_tokens < 2:
-            raise ValueError(f"limits must be at least 1, the context at least 2: {self}")
-
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -159,13 +155,17 @@ class MemoryNeed:
 def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> MemoryNeed:
     """What the micro-batch needs at its fullest moment, in bytes."""
     adapter = 4 * lora_parameters(shape, setting)
+    # Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file.
+    tokens = max(1, batch.rows * batch.response_tokens)
+    columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
+    block = columns * shape.width if setting.weights == "streamed" else 0
     return MemoryNeed(
         weights=_weight_bytes(shape, setting),
         key_values=setting.row_bytes(shape),
         adapter=2 * adapter,
         optimiser=2 * adapter,
         activations=_activation_bytes(shape, batch, setting),
-        logits=_logit_bytes(shape, batch, setting),
+        logits=4 * (3 * tokens * columns + block),
     )
 
 
@@ -199,8 +199,8 @@ def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSet
     temporaries += 4 * response_tokens * _scores(shape, batch.response_tokens, attended)
     layers = shape.layers
     if setting.checkpointing:
-        kept = shape.width * (prompt_tokens + response_tokens) * layers
-        elements = kept + layers * between + max(prompts, responses) + temporaries
+        held = shape.width * (prompt_tokens + response_tokens) * layers
+        elements = held + layers * between + max(prompts, responses) + temporaries
     else:
         elements = layers * (prompts + responses + between) + temporaries
     return math.ceil(SLACK * setting.value_bytes * elements)
@@ -220,52 +220,37 @@ def _scores(shape: ModelShape, length: int, attended: int) -> int:
     return shape.heads * attended if length * attended <= PLAIN_SCORES else 0
 
 
-def _logit_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:
-    """Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file."""
-    tokens = max(1, batch.rows * batch.response_tokens)
-    columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
-    block = columns * shape.width if setting.weights == "streamed" else 0
-    return 4 * (3 * tokens * columns + block)
-
-
 def worst_micro_batch(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting) -> MicroBatch:
     """Of all micro-batches that the limits allow, with prompts as long as the context leaves room for, the one that needs most.
 
     The longest responses are not always it: more, shorter ones fit the same budget, and each looks back at its whole prompt.
     """
-    return max(_candidates(limits), key=lambda batch: memory_need(shape, batch, setting).total)
-
-
-def _candidates(limits: BatchLimits) -> list[MicroBatch]:
-    longest = min(limits.max_tokens, limits.context_tokens - 1)
-    return [_micro_batch(limits, tokens) for tokens in range(1, longest + 1)]
-
-
-def _micro_batch(limits: BatchLimits, response_tokens: int) -> MicroBatch:
-    """The fullest one with responses of this length, cut as edge.training.batching cuts."""
-    prompt_tokens = limits.context_tokens - response_tokens
-    prompts = min(limits.prompts, max(1, limits.tokens_per_slice // prompt_tokens))
-    rows = min(prompts * limits.group_size, max(1, limits.tokens_per_slice // response_tokens))
-    return MicroBatch(min(prompts, rows), prompt_tokens, rows, response_tokens)
+    candidates = []
+    for response_tokens in range(
+        1, min(limits.max_tokens, limits.context_tokens - 1) + 1
+    ):  # each cut as edge.training.batching cuts
+        prompt_tokens = limits.context_tokens - response_tokens
+        prompts = min(limits.prompts, max(1, limits.tokens_per_slice // prompt_tokens))
+        rows = min(prompts * limits.group_size, max(1, limits.tokens_per_slice // response_tokens))
+        candidates.append(MicroBatch(min(prompts, rows), prompt_tokens, rows, response_tokens))
+    return max(candidates, key=lambda batch: memory_need(shape, batch, setting).total)
 
 
 def probe_groups(batch: MicroBatch, vocab_size: int) -> list[TrainingGroup]:
     """Groups of made-up tokens of the micro-batch's shape, with a gradient in every response, none of it meant to be learned."""
-    groups = []
+
+    def tokens(start: int, length: int) -> tuple[int, ...]:  # distinct starts below the vocabulary's size give distinct texts
+        return tuple((start + place) % vocab_size for place in range(length))
+
+    groups, length = [], batch.response_tokens
     for index in range(batch.prompts):
-        rows = len(range(index, batch.rows, batch.prompts))
-        samples = tuple(_sample(index * batch.rows + row, batch.response_tokens, vocab_size) for row in range(rows))
-        groups.append(TrainingGroup(_tokens(index, batch.prompt_tokens, vocab_size), samples, 1.0))
+        starts = range(index * batch.rows, index * batch.rows + len(range(index, batch.rows, batch.prompts)))
+        samples = (TrainingSample(tokens(start, length), (-1.0,) * length, 1.0 if start % 2 else -1.0) for start in starts)
+        groups.append(TrainingGroup(tokens(index, batch.prompt_tokens), tuple(samples), 1.0))
     return groups
 
 
-def _sample(start: int, length: int, vocab_size: int) -> TrainingSample:
-    return TrainingSample(_tokens(start, length, vocab_size), (-1.0,) * length, 1.0 if start % 2 else -1.0)
-
-
-def _tokens(start: int, length: int, vocab_size: int) -> tuple[int, ...]:
-    """Distinct starts below the vocabulary's size give distinct texts."""
-    return tuple((start + place) % vocab_size for place in range(length))
+# --- making sure before the first step ---
 
 
 class OutOfMemory(EdgeError):
@@ -286,10 +271,109 @@ def check_fits(need: MemoryNeed, batch: MicroBatch, free_bytes: int, held_bytes:
 
 
 def does_not_fit(why: str) -> OutOfMemory:
-    """The refusal, with what to lower."""
+    """The error, with what to lower."""
     return OutOfMemory(
         f"learning does not fit in memory: {why}",
         hint="lower learning.micro_batch_tokens, learning.max_tokens, model.context_tokens or engine.max_rows, leave "
         "learning.gradient_checkpointing on auto, set engine.weights to streamed, or take a smaller model "
         "(learning.memory_probe off tries anyway)",
     )
+
+
+Choice = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """What to make sure of. `probe` auto tries only what is uncertain, off nothing; `checkpointing` auto is off unless only on fits.
+
+    `held_bytes` of the estimate are in use already. `estimated`: the estimate is made for this learner's engine; for another one it only
+    shows what is certain to fit, and rejects nothing.
+    """
+
+    shape: ModelShape
+    limits: BatchLimits
+    setting: TrainingSetting
+    held_bytes: int
+    probe: Choice = "auto"
+    checkpointing: Choice = "auto"
+    estimated: bool = True
+
+
+async def make_fit(learner: Probing, plan: ProbePlan, free_bytes: Callable[[], int]) -> None:
+    """Choose the way to hold activations and try the longest micro-batch. Raises OutOfMemory when no way that is allowed fits.
+
+    Each way (activations kept, or computed again in the backward pass) is judged on paper first, so that a machine that swaps or kills
+    instead of failing is not pushed there, and then for real where the estimate is not certain.
+    """
+    ways = [plan.checkpointing == "on"]
+    if plan.checkpointing == "auto" and plan.estimated and plan.probe != "off":
+        ways = [False, True]
+    shortage: OutOfMemory | None = None
+    for checkpointing in ways:
+        learner.use_checkpointing(checkpointing)
+        if plan.probe == "off":
+            return
+        setting = replace(plan.setting, checkpointing=checkpointing)
+        batch = worst_micro_batch(plan.shape, plan.limits, setting)
+        need = memory_need(plan.shape, batch, setting)
+        try:
+            if plan.estimated:
+                certain = check_fits(need, batch, free_bytes(), plan.held_bytes)
+            else:
+                certain = need.total <= SAFE_SHARE * free_bytes()
+            if plan.probe == "on" or not certain:
+                await learner.probe(probe_groups(batch, plan.shape.vocab_size))
+            return
+        except OutOfMemory as error:
+            shortage = error
+    assert shortage is not None
+    raise shortage
+
+
+# --- the batch that suits a device ---
+
+WORTH_IT = 1.05
+"""More rows are taken only for at least so many times the tokens/s."""
+MICRO_BATCH_TOKENS = (1024, 512, 256, 128, 64)
+FREE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAdvice:
+    """A batch. `memory_bytes` is what learning with it takes at its fullest, weights and rows included; `fits` where that is free."""
+
+    rows: int
+    prompts: int
+    group_size: int
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+    memory_bytes: int
+    fits: bool
+
+
+def rows_worth(tokens_per_s: Mapping[int, float]) -> int:
+    """The fewest rows that reach the best measured speed to within WORTH_IT. Raises ValueError without a measurement."""
+    best = max(tokens_per_s.values())
+    return min(rows for rows, speed in tokens_per_s.items() if speed * WORTH_IT >= best)
+
+
+def batch_advice(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting, rows: int, free_bytes: int) -> BatchAdvice:
+    """The batch for so many rows together; group size and lengths stay as `limits` has them, `free_bytes` is with nothing loaded.
+
+    Prompts: as many as fill the rows with their responses, so that no decode reads the weights for fewer rows than it could. Micro-batch:
+    as large as fits in half of what is free, up to where more gains nothing.
+    """
+    prompts = max(1, math.ceil(rows / limits.group_size))
+    advice: BatchAdvice | None = None
+    for checkpointing in (False, True):
+        for tokens in MICRO_BATCH_TOKENS:
+            held = replace(setting, rows=rows, checkpointing=checkpointing)
+            limited = replace(limits, prompts=prompts, tokens_per_slice=tokens)
+            need = memory_need(shape, worst_micro_batch(shape, limited, held), held).total
+            fits = need <= FREE_SHARE * free_bytes
+            advice = BatchAdvice(rows, prompts, limits.group_size, tokens, checkpointing, need, fits)
+            if fits:
+                return advice
+    assert advice is not None
+    return advice

@@ -1,13 +1,19 @@
-"""The learner on MLX: the gradient and the optimiser of edge/training/lora_learner.py.
+"""The learner on MLX: the gradient and the optimiser of edge/training/lora_learner.py, and the objective of edge/training/loss.py.
 
 It trains on the quantised weights that the MLX backend serves: gradients flow through them to the adapter and to nothing else.
+
+There are two ways to the same hidden states: whole rows, or every prompt of a micro-batch computed once and shared by its responses.
+Gradients flow through both. A micro-batch holds responses to few prompts, so that a prompt is computed about once a step (torch's way, once
+in any case, would keep the graphs of all prompts of a bundle alive over many micro-batches).
+
+Axes: R rows (responses), Q prompts, T tokens, N response tokens of all rows in a flat list, D model width, V vocabulary, K key/value heads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -19,38 +25,15 @@ from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from edge.core.worker import EngineWorker
 from edge.training.batching import Row, biased_targets, plain_chunks
-from edge.training.learner import check_weights
+from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule, check_weights
 from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
-from edge.training.mlx_loss import FlatBiased, FlatTargets, mismatch_sums, policy_loss, token_scores, weights_of, with_help_bias
-from edge.training.mlx_passes import HiddenStates, chunks_by_prompt, plain_hidden, shared_hidden
-from edge.training.settings import LearnerSettings, LoraSpec, UpdateRule
+from edge.training.loss import SHAPING, MismatchSums
 
 Arrays = dict[str, mx.array]
-HiddenOf = Callable[[HiddenStates, Sequence[Row]], mx.array]
-
-
-class TrainableDecoder(HiddenStates, Protocol):
-    """What the learner needs of a model (edge.models.mlx_decoder.MlxDecoder)."""
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """Logits [..., V] in float32."""
-        ...
-
-    def add_lora(self, rank: int, scale: float, targets: Sequence[str]) -> None:
-        """Put a zero adapter beside the target layers."""
-        ...
-
-    def lora(self) -> Arrays:
-        """The adapter under peft's names."""
-        ...
-
-    def set_lora(self, tensors: Mapping[str, mx.array]) -> None:
-        """Overwrite the adapter. Raises AdapterError, with nothing changed, when it does not fit."""
-        ...
 
 
 class MlxLearner(LoraLearner):
-    """Trains a LoRA adapter on an MLX decoder of its own.
+    """Trains a LoRA adapter on an MLX decoder of its own (edge.models.mlx_decoder.MlxDecoder).
 
     A fresh adapter, drawn from `seed`, is added to the decoder in place. Of the settings, `precision` and `threads` mean
     nothing here: the decoder's type is the precision, and MLX chooses its threads.
@@ -58,7 +41,7 @@ class MlxLearner(LoraLearner):
 
     def __init__(
         self,
-        decoder: TrainableDecoder,
+        decoder: Any,
         worker: EngineWorker,
         convert: AdapterConverter,
         *,
@@ -100,10 +83,9 @@ class MlxLearner(LoraLearner):
             self._add_gradient(chunk, tally, shared_hidden if shared else plain_hidden)
             yield
 
-    def _add_gradient(self, chunk: Sequence[Row], tally: Tally, hidden_of: HiddenOf) -> None:
+    def _add_gradient(self, chunk: Sequence[Row], tally: Tally, hidden_of: Callable[[Any, Sequence[Row]], mx.array]) -> None:
         """Add the gradient of the chunk's loss, computed before this returns."""
-        targets = flat_targets(chunk)
-        before = self._decoder.lora()
+        targets, before, settings = FlatTargets.of(chunk), self._decoder.lora(), self._settings
 
         def objective(adapter: Arrays) -> tuple[mx.array, mx.array, mx.array]:
             self._decoder.set_lora(adapter)
@@ -111,9 +93,8 @@ class MlxLearner(LoraLearner):
             logprobs_N, entropy_N = self._scores(hidden_ND, targets.ids_N)
             if targets.biased is not None:
                 logprobs_N = with_help_bias(logprobs_N, self._decoder.logits, hidden_ND, targets.ids_N, targets.biased)
-            cap, kind = self._settings.importance_cap, self._settings.importance
-            weights_N = weights_of(kind, logprobs_N, targets, len(chunk), cap)
-            return policy_loss(logprobs_N, targets.coefficients_N, weights_N), logprobs_N, entropy_N
+            weights_N = importance_weights(logprobs_N, targets, settings.importance_cap)
+            return -(targets.coefficients_N * weights_N * logprobs_N).sum(), logprobs_N, entropy_N
 
         try:
             (loss, logprobs_N, entropy_N), gradient = mx.value_and_grad(objective)(before)
@@ -121,7 +102,7 @@ class MlxLearner(LoraLearner):
             self._decoder.set_lora(before)
         self._sum = {name: grad + self._sum[name] if self._sum else grad for name, grad in gradient.items()}
         mx.eval(self._sum, loss, logprobs_N, entropy_N)
-        tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets, self._settings.importance_cap))
+        tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets, settings.importance_cap))
 
     def _scores(self, hidden_ND: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
         """log π of the tokens and the entropy at them [N], from the hidden states that predict them."""
@@ -137,10 +118,10 @@ class MlxLearner(LoraLearner):
     def _gradient_norm(self) -> float:
         return math.sqrt(sum(_number(mx.square(grad).sum()) for grad in self._sum.values()))
 
-    def _optimise(self, learning_rate: float, factor: float) -> None:
+    def _optimise(self, factor: float) -> None:
         """θ ← θ(1 - ηω) - η m̂ / (√v̂ + ε), as torch.optim.AdamW (decoupled weight decay ω, bias-corrected moments)."""
-        settings, count = self._settings, self._step + 1
-        lr, (beta1, beta2) = learning_rate, settings.betas
+        settings, count = self._settings, self.step + 1
+        lr, (beta1, beta2) = settings.learning_rate, settings.betas
         root = math.sqrt(1.0 - beta2**count)
         adapter, averages = self._decoder.lora(), {}
         for name, unscaled in self._sum.items():
@@ -171,7 +152,7 @@ class MlxLearner(LoraLearner):
         for name, (first, second) in self._averages.items():
             key = parameter_name(name)
             tensors |= _as_torch({f"{key}/exp_avg": first, f"{key}/exp_avg_sq": second})
-            tensors[f"{key}/step"] = torch.tensor(float(self._step))
+            tensors[f"{key}/step"] = torch.tensor(float(self.step))
         return tensors
 
     def _set_moments(self, tensors: Mapping[str, Tensor]) -> None:
@@ -190,20 +171,6 @@ def fresh_lora(shapes: Mapping[str, mx.array], seed: int) -> Arrays:
     return fresh
 
 
-def flat_targets(rows: Sequence[Row]) -> FlatTargets:
-    """The response tokens of the rows, flat, with what the loss needs for each."""
-    lengths = [len(row.token_ids) for row in rows]
-    biased = biased_targets(rows, torch.device("cpu"))
-    return FlatTargets(
-        mx.array([token for row in rows for token in row.token_ids]),
-        mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
-        mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
-        mx.array(np.repeat(np.arange(len(rows), dtype=np.int32), lengths)),
-        mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
-        None if biased is None else FlatBiased(*(mx.array(tensor.numpy()) for tensor in biased)),
-    )
-
-
 def _as_torch(arrays: Mapping[str, mx.array]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(_as_numpy(array)) for name, array in arrays.items()}
 
@@ -220,3 +187,203 @@ def _as_numpy(array: mx.array) -> Any:
     """Computed first: reading an array that is not holds Python's lock while it waits, and what it waits for may need that lock."""
     mx.eval(array)
     return np.array(array)
+
+
+# --- the objective ---
+
+
+class FlatBiased(NamedTuple):
+    """edge.training.batching.BiasedTargets on MLX."""
+
+    place_M: mx.array
+    bias_M: mx.array
+    help_ids_MH: mx.array
+
+
+class FlatTargets(NamedTuple):
+    """What the rows of a micro-batch are scored on, flat over tokens in row order.
+
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `biased`: None where no token had a help bias.
+    """
+
+    ids_N: mx.array
+    behaviour_N: mx.array
+    coefficients_N: mx.array
+    off_policy_N: mx.array | None = None
+    biased: FlatBiased | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> FlatTargets:
+        """The response tokens of the rows with what the loss needs for each."""
+        lengths = [len(row.token_ids) for row in rows]
+        biased = biased_targets(rows, torch.device("cpu"))
+        return cls(
+            mx.array([token for row in rows for token in row.token_ids]),
+            mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
+            mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
+            mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
+            None if biased is None else FlatBiased(*(mx.array(tensor.numpy()) for tensor in biased)),
+        )
+
+
+def token_scores(
+    logits: Callable[[mx.array], mx.array], hidden_ND: mx.array, ids_N: mx.array, vocab_size: int, chunk_elements: int
+) -> tuple[mx.array, mx.array]:
+    """log softmax(logits)[target] and the distribution's entropy, both [N] in nats; the entropy carries no gradient.
+
+    About `chunk_elements` logits are held at once; the backward pass computes a chunk's logits again.
+    """
+    rows = max(1, chunk_elements // vocab_size)
+    chunk = mx.checkpoint(lambda hidden, ids: _scores_of_chunk(logits(hidden), ids))
+    parts = [chunk(hidden_ND[start : start + rows], ids_N[start : start + rows]) for start in range(0, len(ids_N), rows)]
+    logprobs_N, entropy_N = (mx.concatenate(list(column)) for column in zip(*parts, strict=True))
+    return logprobs_N, mx.stop_gradient(entropy_N)
+
+
+def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
+    normaliser_N = mx.logsumexp(logits_NV, axis=-1)
+    columns_N1 = mx.stop_gradient(ids_N)[:, None]  # a checkpoint differentiates by all of its arguments
+    chosen_N = mx.take_along_axis(logits_NV, columns_N1, axis=-1)[:, 0]
+    probs_NV = mx.exp(logits_NV - normaliser_N[:, None])
+    return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
+
+
+def with_help_bias(
+    logprobs_N: mx.array, logits: Callable[[mx.array], mx.array], hidden_ND: mx.array, ids_N: mx.array, biased: FlatBiased
+) -> mx.array:
+    """log π_b from log π (edge.training.loss.with_help_bias)."""
+    logits_MV = logits(hidden_ND[biased.place_M])
+    known_MH = biased.help_ids_MH >= 0
+    chosen_MH = mx.take_along_axis(logits_MV, mx.maximum(biased.help_ids_MH, 0), axis=-1)
+    log_help_M = mx.logsumexp(mx.where(known_MH, chosen_MH, -mx.inf), axis=-1) - mx.logsumexp(logits_MV, axis=-1)
+    help_M = mx.minimum(mx.exp(log_help_M), 1.0 - 1e-6)
+    asks_M = (biased.help_ids_MH == ids_N[biased.place_M][:, None]).any(axis=-1)
+    change_M = mx.where(asks_M, biased.bias_M, 0.0) - mx.log1p(mx.expm1(biased.bias_M) * help_M)
+    return logprobs_N.at[biased.place_M].add(change_M)
+
+
+def importance_weights(logprobs_N: mx.array, targets: FlatTargets, cap: float) -> mx.array:
+    """ρ = min(π_θ/μ, C) per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights)."""
+    logprobs_N = mx.stop_gradient(logprobs_N)
+    own_N = mx.minimum(mx.exp(logprobs_N - targets.behaviour_N), cap)
+    if targets.off_policy_N is None:
+        return own_N
+    probs_N = mx.exp(logprobs_N)
+    return mx.where(targets.off_policy_N, SHAPING * probs_N / mx.square(probs_N + SHAPING), own_N)
+
+
+def mismatch_sums(logprobs_N: mx.array, entropy_N: mx.array, targets: FlatTargets, cap: float) -> MismatchSums:
+    """Compare trainer and sampler on the sampler's tokens; KL(μ‖π) by the estimator ρ - 1 - log ρ, which is never negative."""
+    own_N = slice(None) if targets.off_policy_N is None else ~np.array(targets.off_policy_N)
+    log_ratio_N = np.array(logprobs_N).astype(np.float64)[own_N] - np.array(targets.behaviour_N)[own_N]
+    with np.errstate(over="ignore"):
+        ratio_N = np.exp(log_ratio_N)
+        return MismatchSums(
+            tokens=len(log_ratio_N),
+            abs_diff=float(np.abs(log_ratio_N).sum()),
+            kl=float((np.expm1(log_ratio_N) - log_ratio_N).sum()),
+            ratio=float(ratio_N.sum()),
+            ratio_squared=float(np.square(ratio_N).sum()),
+            clipped=int((ratio_N > cap).sum()),
+            entropy=float(np.array(entropy_N).astype(np.float64)[own_N].sum()),
+        )
+
+
+# --- hidden states ---
+
+
+def chunks_by_prompt(rows: Iterable[Row], tokens: int) -> Iterator[tuple[Row, ...]]:
+    """Micro-batches of responses, those to one prompt together, within a budget of padded tokens of distinct prompts and responses.
+
+    The longest prompts come first, and of a prompt the longest responses. A single row may exceed the budget.
+    """
+    ordered = sorted(rows, key=lambda row: (len(row.prompt_ids), row.prompt_ids, len(row.token_ids)), reverse=True)
+    chunk: list[Row] = []
+    for row in ordered:
+        if chunk and _padded_tokens([*chunk, row]) > tokens:
+            yield tuple(chunk)
+            chunk = []
+        chunk.append(row)
+    if chunk:
+        yield tuple(chunk)
+
+
+def plain_hidden(decoder: Any, rows: Sequence[Row]) -> mx.array:
+    """Hidden states [N, D] that predict the response tokens, computed over whole rows."""
+    states_RTD = decoder.hidden_states(_pad([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows]))
+    return _picked(states_RTD, [(len(row.prompt_ids) - 1, len(row.token_ids)) for row in rows])
+
+
+def shared_hidden(decoder: Any, rows: Sequence[Row]) -> mx.array:
+    """Hidden states [N, D] that predict the response tokens, each distinct prompt computed once."""
+    prompts = list(dict.fromkeys(row.prompt_ids for row in rows))
+    recorded = [_Recorder() for _ in range(decoder.shape.layers)]
+    states_QTD = decoder.hidden_states(_pad(prompts), recorded)
+    number = {prompt: index for index, prompt in enumerate(prompts)}
+    which_R = mx.array([number[row.prompt_ids] for row in rows])
+    lengths_R = mx.array([len(row.prompt_ids) for row in rows])
+    first_RD: mx.array = states_QTD[which_R, lengths_R - 1]
+    if max(len(row.token_ids) for row in rows) == 1:
+        return first_RD
+    continued = [_Continued(layer.keys[which_R], layer.values[which_R], lengths_R) for layer in recorded]
+    states_RTD = decoder.hidden_states(_pad([row.token_ids[:-1] for row in rows]), continued)
+    return _picked(mx.concatenate([first_RD[:, None], states_RTD], axis=1), [(0, len(row.token_ids)) for row in rows])
+
+
+class _Recorder:
+    """The cache role of mlx_lm's layers for prompts from position 0 on; keeps what later tokens look at."""
+
+    offset = 0
+    keys: Any = None
+    values: Any = None
+
+    def make_mask(self, length: int, **_: Any) -> str | None:
+        """Plain causal: rows are padded on the right, so no real token can look at padding."""
+        return "causal" if length > 1 else None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Keep [Q, K, T, d]."""
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class _Continued:
+    """The cache role of mlx_lm's layers for responses behind right-padded prompts of several lengths."""
+
+    def __init__(self, keys: mx.array, values: mx.array, lengths_R: mx.array) -> None:
+        self._keys, self._values, self.offset = keys, values, lengths_R
+
+    def make_mask(self, length: int, **_: Any) -> mx.array:
+        """True for the real tokens of a row's prompt and the response up to here, [R, 1, T, prompt + T]."""
+        rows, places = self._keys.shape[0], self._keys.shape[2]
+        prompt = mx.arange(places) < self.offset[:, None]
+        causal = mx.arange(length)[:, None] >= mx.arange(length)
+        parts = (
+            mx.broadcast_to(prompt[:, None, None], (rows, 1, length, places)),
+            mx.broadcast_to(causal[None, None], (rows, 1, length, length)),
+        )
+        return mx.concatenate(list(parts), axis=-1)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The prompt's keys and values with [R, K, T, d] behind them."""
+        return mx.concatenate([self._keys, keys], axis=2), mx.concatenate([self._values, values], axis=2)
+
+
+def _padded_tokens(rows: Sequence[Row]) -> int:
+    prompts = {row.prompt_ids for row in rows}
+    return len(prompts) * max(map(len, prompts)) + len(rows) * max(len(row.token_ids) for row in rows)
+
+
+def _pad(sequences: Sequence[Sequence[int]]) -> mx.array:
+    """Right-padded with id 0 to the longest, [rows, T]."""
+    ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int32)
+    for index, sequence in enumerate(sequences):
+        ids[index, : len(sequence)] = sequence
+    return mx.array(ids)
+
+
+def _picked(states_RTD: mx.array, spans: Sequence[tuple[int, int]]) -> mx.array:
+    """The states of each row's span (start, count), laid end to end."""
+    longest = states_RTD.shape[1]
+    places = np.concatenate([np.arange(count) + row * longest + start for row, (start, count) in enumerate(spans)])
+    return states_RTD.reshape(-1, states_RTD.shape[-1])[mx.array(places.astype(np.int32))]

@@ -2,16 +2,20 @@
 
 Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all
 tasks together, and the share of responses that ask must lie near τ, or at least not further away than before. A fall counts where it is
-larger than allowed and beyond chance as well (edge.training.evidence), so that no single item, and no small file of them, decides.
+larger than allowed and beyond chance as well, so that no single item, and no small file of them, decides.
+
+Both tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two
+full hands: with fewer than eight of each version nothing is concluded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
-from edge.training.evidence import lost_more, strict_level
-
+LEVEL = 0.05
+LEAST_VERDICTS = 8
 _ROUNDING = 1e-9
 
 
@@ -21,7 +25,7 @@ class GateRules:
 
     `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
     fall of a task's share right. `rate_band`: half-width around τ. `rate_window`: steps whose mean is the rate. `max_refusals` in a row
-    take training back to the adapter in use. `keep`: versions that served, kept to go back to.
+    take training back to the adapter in use. `keep`: versions that served, stored to go back to.
     """
 
     every: int = 10
@@ -66,37 +70,59 @@ class RateScore:
 
 def refusal_of(anchors: Sequence[AnchorScore], rate: RateScore, rules: GateRules) -> str:
     """Why the candidate may not serve, in one line; "" when it may."""
+    # The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks.
+    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
+    level = strict_level([score.lost + score.gained for score in tested])
+    too_far = [score for score in tested if score.before - score.after > rules.max_drop + _ROUNDING]
+    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
+    named = [score for score in fallen if score in anchors]
     reasons = [
         f"{score.source}: {_percent(score.after)} of {score.items} anchors right, {_percent(score.before)} with the adapter in use"
-        for score in _fallen(anchors, rules.max_drop)
+        for score in named or fallen
     ]
-    if _strays(rate, rules.rate_band):
+    distance = abs(rate.now - rate.target)
+    nearer = rate.before is not None and distance <= abs(rate.before - rate.target) + _ROUNDING
+    if distance > rules.rate_band + _ROUNDING and not nearer:
         reasons.append(f"asks {_percent(rate.now)}, too far from the target of {_percent(rate.target)}")
     return "; ".join(reasons)
 
 
 def together(anchors: Sequence[AnchorScore]) -> AnchorScore:
     """All sources as one."""
-    items, right = sum(score.items for score in anchors), sum(score.right for score in anchors)
-    lost, gained = sum(score.lost for score in anchors), sum(score.gained for score in anchors)
-    return AnchorScore("all tasks together", items, right, lost, gained)
-
-
-def _fallen(anchors: Sequence[AnchorScore], max_drop: float) -> list[AnchorScore]:
-    """The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks."""
-    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
-    level = strict_level([score.lost + score.gained for score in tested])
-    too_far = [score for score in tested if score.before - score.after > max_drop + _ROUNDING]
-    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
-    return [score for score in fallen if score in anchors] or fallen
-
-
-def _strays(rate: RateScore, band: float) -> bool:
-    """Outside the band around τ, and further away than before."""
-    distance = abs(rate.now - rate.target)
-    within = distance <= band + _ROUNDING
-    return not within and (rate.before is None or distance > abs(rate.before - rate.target) + _ROUNDING)
+    counts = ([getattr(score, field) for score in anchors] for field in ("items", "right", "lost", "gained"))
+    return AnchorScore("all tasks together", *map(sum, counts))
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
+    """Sign test over the items that changed: is losing so many and gaining so few unlikely where both are as probable?"""
+    changed = lost + gained
+    return changed > 0 and sum(comb(changed, k) for k in range(lost, changed + 1)) / 2**changed <= level
+
+
+def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
+    """The level for each of several sign tests so that all together err with probability `level` at most (Tarone 1990).
+
+    `changed`: how many items changed in each. A test with so few that it could not reach the level costs the others nothing.
+    """
+    for tests in range(1, len(changed) + 1):
+        if sum(2.0**-count <= level / tests for count in changed) <= tests:
+            return level / tests
+    return level
+
+
+def liked_less(bad: int, total: int, bad_before: int, total_before: int, level: float = LEVEL) -> bool:
+    """Fisher's exact test over verdicts: is the share of bad ones with this version above the one before beyond chance?
+
+    False with fewer than 8 verdicts of either. Raises ValueError for counts that cannot be.
+    """
+    if not (0 <= bad <= total and 0 <= bad_before <= total_before):
+        raise ValueError(f"{bad} of {total} and {bad_before} of {total_before} are no counts")
+    if min(total, total_before) < LEAST_VERDICTS:
+        return False
+    all_bad, everyone = bad + bad_before, total + total_before
+    tail = sum(comb(all_bad, k) * comb(everyone - all_bad, total - k) for k in range(bad, min(all_bad, total) + 1))
+    return tail / comb(everyone, total) <= level

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from edge.models.decoder import Decoder, DecoderSpec
-from edge.models.hf_tokenizer import PATTERNS
+from edge.models.hf_folder import PATTERNS
 from edge.models.spec import Architecture, parameter_shapes
 from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, _merges, byte_level_vocabulary
 

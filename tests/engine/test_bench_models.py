@@ -12,7 +12,7 @@ import pytest
 
 from edge.core.types import Message
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import template_of
+from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.gguf_reader import open_gguf
 from tools.bench.table.models import byte_letters, gguf_file, made_up_tokens, make_bundled, make_random, random_tensors, spec_of
 from tools.bench.table.prompts import as_line, made_up_items
@@ -75,7 +75,7 @@ def test_made_up_prompts_have_exactly_the_length_asked_for_and_the_same_ids_in_t
     from tokenizers import Tokenizer
 
     model = GgufModel(gguf_file(made, "tiny", "Q8_0"))
-    template = template_of(model)
+    template = gguf_tokenizer(model).template
     items = made_up_items(template, 96, 3)
     peer = Tokenizer.from_file(str(made / "tiny-transformers" / "tokenizer.json"))
     for item in items:
@@ -91,7 +91,7 @@ def test_a_line_of_made_up_items_is_a_task_file_for_the_agent(made: Path, tmp_pa
     from edge.tasks.registry import open_source
 
     model = GgufModel(gguf_file(made, "tiny", "Q8_0"))
-    items = made_up_items(template_of(model), 64, 4)
+    items = made_up_items(gguf_tokenizer(model).template, 64, 4)
     model.close()
     file = tmp_path / "items.jsonl"
     file.write_text("\n".join(map(as_line, items)) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.training.settings import LearnerSettings
+from edge.training.learner import LearnerSettings
 from tools.bench.update import PATHS, Workload, measure, random_batch
 
 TINY = Workload(

@@ -201,7 +201,7 @@ def _no(name: str):
         (_changed(model_type="gpt_neox"), "'gpt_neox' is not supported"),
         (_changed(num_hidden_layers=3), "no tensor model.layers.2"),
         (_changed(num_hidden_layers=1), "has no place"),
-        (_changed(intermediate_size=95), "config.json says (95, 64)"),
+        (_changed(intermediate_size=95), "config.json expects (95, 64)"),
         (_changed(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "'yarn' is not supported"),
         (_changed(use_sliding_window=True), "sliding-window"),
         (_changed(quantization_config={"bits": 4}), "quantised already"),

@@ -16,8 +16,8 @@ from edge.core.errors import ModelFileError, UsageError
 from edge.core.gguf_header import BLOCKS, read_header
 from edge.inference.gguf_model import check_gguf_file
 from edge.models import hub
+from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
-from edge.models.safetensors_folder import stored_tensors
 from edge.models.weights import available_memory
 from tests.engine.changed_gguf import Parts, Tensor, changed, putting
 from tests.engine.hf_folder import write_hf_folder

@@ -25,8 +25,8 @@ from edge.core.machine import machine_facts, nvidia_driver
 from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend
 from edge.sizing import most_rows
+from edge.training.device import fastest, product_flop_per_s, read_bytes_per_s
 from edge.training.floor import StepWork, step_floor
-from edge.training.speed import fastest, product_flop_per_s, read_bytes_per_s
 from tools.simulate.fleet.profiles import load_device
 
 SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "learning.torch_threads=1", "learning.group_size=2"]
@@ -140,8 +140,8 @@ def test_a_failed_check_is_told_and_nothing_is_measured(tmp_path: Path, capsys: 
 
 def test_lines_for_people_name_units_and_say_what_was_not_measured(report: tuple[dict, str, Path]) -> None:
     told, _, profile = report
-    from edge.training.advice import BatchAdvice
     from edge.training.floor import ModelCost
+    from edge.training.memory import BatchAdvice
 
     device = Settings(device_profile=profile).config().device
     rates = measure.EngineRates(1.0, {1: 1.0}, 60.0, 288.0, sampled=False)

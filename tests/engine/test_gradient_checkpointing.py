@@ -13,11 +13,19 @@ from edge.core.worker import EngineWorker
 from edge.models.streamed import open_streamed
 from edge.training import lora
 from edge.training.batching import live_rows
+from edge.training.learner import LORA_TARGETS, LoraSpec
 from edge.training.loss import policy_loss, token_scores
-from edge.training.memory import BatchLimits, MicroBatch, ModelShape, OutOfMemory, TrainingSetting, probe_groups
+from edge.training.memory import (
+    BatchLimits,
+    MicroBatch,
+    ModelShape,
+    OutOfMemory,
+    ProbePlan,
+    TrainingSetting,
+    make_fit,
+    probe_groups,
+)
 from edge.training.passes import gradient_slices
-from edge.training.probing import ProbePlan, make_fit
-from edge.training.settings import LORA_TARGETS, LoraSpec
 from edge.training.torch_learner import TorchLearner, projection_of
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import VOCAB, random_groups, tiny_decoder, tiny_learner

@@ -54,12 +54,12 @@ def test_mlx_has_the_same_policy() -> None:
     require_mlx()
     import mlx.core as mx
 
-    from edge.training.mlx_learner import flat_targets
-    from edge.training.mlx_loss import token_scores as mlx_scores
-    from edge.training.mlx_loss import with_help_bias as mlx_with_help_bias
+    from edge.training.mlx_learner import FlatTargets
+    from edge.training.mlx_learner import token_scores as mlx_scores
+    from edge.training.mlx_learner import with_help_bias as mlx_with_help_bias
 
     hidden_ND, weight_VD = states()
-    targets, weight = flat_targets(ROWS), mx.array(weight_VD.numpy())
+    targets, weight = FlatTargets.of(ROWS), mx.array(weight_VD.numpy())
     assert targets.biased is not None
 
     def logits(hidden: mx.array) -> mx.array:

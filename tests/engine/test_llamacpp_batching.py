@@ -117,20 +117,6 @@ async def test_sampled_frequencies_follow_the_scored_probabilities(tiny: TinyMod
             assert np.mean(firsts == token) == pytest.approx(np.exp(logprob), abs=0.035)
 
 
-async def test_without_replay_the_log_probabilities_are_still_close(tiny: TinyModel) -> None:
-    async with opened(tiny) as exact, opened(tiny, replayable=False) as shared:
-        groups = await crowded(shared, range(4), range(4))
-        scored = [
-            (await exact.score(group.prompt_ids, response.token_ids), response.logprobs)
-            for group in groups
-            for response in group.responses
-        ]
-        off = np.concatenate([np.abs(np.subtract(*pair)) for pair in scored])
-        assert off.mean() < 0.05, (
-            "over all tokens: which calls share a batch depends on timing, and a lone response is few tokens"
-        )
-
-
 async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) -> None:
     prefix = "<think>\nStep 1: a\n</think>\n"
     async with opened(tiny) as backend:

@@ -11,7 +11,7 @@ import torch
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training import lora
-from edge.training.settings import UpdateRule
+from edge.training.learner import UpdateRule
 from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
@@ -49,11 +49,8 @@ async def test_a_foreign_response_becomes_likelier_though_nothing_else_has_an_ad
     assert report.frac_reward_zero_std == 0.0, "its group has a gradient"
 
 
-@pytest.mark.parametrize("importance", ["token", "sequence_mask", "none"])
-async def test_the_loss_weighs_its_tokens_by_their_shape_whatever_corrects_the_sampler(
-    worker: EngineWorker, importance: str
-) -> None:
-    learner = tiny_learner(worker, importance=importance)
+async def test_the_loss_weighs_its_tokens_by_their_shape(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
     logprobs = await learner.logprobs(PROMPT, FOREIGN)
     report = await learner.update([TrainingGroup(PROMPT, (foreign(),), 0.25)])
     by_hand = -0.6 * 0.25 * sum(0.1 * torch.tensor(x).exp() / (torch.tensor(x).exp() + 0.1) ** 2 * x for x in logprobs)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from edge.core.errors import StateError
 from edge.core.worker import EngineWorker
-from edge.training.checkpoint import read_state, write_state
+from edge.training.lora_learner import read_state, write_state
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 FILE = "learner.safetensors"
@@ -29,14 +29,14 @@ async def _saved(learner, folder) -> bytes:
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3])
 async def test_resuming_equals_an_uninterrupted_run_bit_for_bit(worker, tmp_path, stop_after) -> None:
-    whole = tiny_learner(worker, warmup_steps=3, weight_decay=0.01)
+    whole = tiny_learner(worker, weight_decay=0.01)
     for step in range(5):
         await whole.update(random_groups(step))
-    first = tiny_learner(worker, warmup_steps=3, weight_decay=0.01)
+    first = tiny_learner(worker, weight_decay=0.01)
     for step in range(stop_after):
         await first.update(random_groups(step))
     await _saved(first, tmp_path / "stop")
-    resumed = tiny_learner(worker, seed=99, warmup_steps=3, weight_decay=0.01)
+    resumed = tiny_learner(worker, seed=99, weight_decay=0.01)
     await resumed.load(tmp_path / "stop")
     for step in range(stop_after, 5):
         report = await resumed.update(random_groups(step))

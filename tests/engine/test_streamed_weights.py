@@ -14,14 +14,13 @@ from torch import nn
 from edge.core.errors import ModelFileError
 from edge.models.decoder import Decoder, load_decoder
 from edge.models.ggml import ggml_type
-from edge.models.stored import StoredMatrix
-from edge.models.streamed import open_streamed
+from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
 from edge.training import lora
 from edge.training.batching import live_rows
+from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
-from edge.training.settings import LoraSpec
 from edge.training.torch_learner import projection_of
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import random_groups

@@ -17,12 +17,11 @@ from torch.utils._pytree import tree_leaves
 from edge.config.schema import AgentConfig
 from edge.core.errors import UsageError
 from edge.models.decoder import Decoder, load_decoder
-from edge.models.stored import StoredMatrix
-from edge.models.streamed import open_streamed
+from edge.models.streamed import StoredMatrix, open_streamed
 from edge.training import lora
 from edge.training.device import choose_device, graphics_memory, has_fast_bf16
+from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
-from edge.training.settings import LoraSpec
 from edge.training.torch_learner import projection_of
 from tests.engine.tiny_gguf import write_tiny_model
 

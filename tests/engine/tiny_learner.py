@@ -11,7 +11,7 @@ from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.models.decoder import Decoder, DecoderSpec
-from edge.training.settings import LearnerSettings, LoraSpec
+from edge.training.learner import LearnerSettings, LoraSpec
 from edge.training.torch_learner import TorchLearner
 
 torch.set_num_threads(1)  # tiny products gain nothing from threads, and test machines are busy

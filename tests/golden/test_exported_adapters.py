@@ -24,7 +24,7 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.onnx_backend import OnnxBackend
 from edge.models.convert import convert
 from edge.models.decoder import load_decoder
-from edge.training.settings import LearnerSettings, LoraSpec
+from edge.training.learner import LearnerSettings, LoraSpec
 from edge.training.torch_learner import TorchLearner
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.mlx_engines import require_mlx

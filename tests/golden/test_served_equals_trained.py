@@ -21,7 +21,7 @@ from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
-from edge.training.settings import LearnerSettings
+from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_gguf import permute_rows, write_tiny_model
 

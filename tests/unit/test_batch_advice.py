@@ -6,9 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from edge.training.advice import FREE_SHARE, MICRO_BATCH_TOKENS, batch_advice, rows_worth
-from edge.training.memory import BatchLimits, ModelShape, TrainingSetting, memory_need, worst_micro_batch
-from edge.training.settings import LORA_TARGETS
+from edge.training.learner import LORA_TARGETS
+from edge.training.memory import (
+    FREE_SHARE,
+    MICRO_BATCH_TOKENS,
+    BatchLimits,
+    ModelShape,
+    TrainingSetting,
+    batch_advice,
+    memory_need,
+    rows_worth,
+    worst_micro_batch,
+)
 
 SHAPE = ModelShape(2_000_000, 1000, width=192, layers=5, heads=6, kv_heads=2, head_dim=32, ffn_width=576)
 LIMITS = BatchLimits(context_tokens=512, max_tokens=128, prompts=1, group_size=8, tokens_per_slice=1)

@@ -42,25 +42,6 @@ def test_a_step_whose_groups_are_all_dropped_trains_nothing() -> None:
     assert step_floor(DEVICE, MODEL, replace(WORK, dropped_share=1.0)).training_s == 0.0
 
 
-@pytest.mark.parametrize(
-    "change", [{"rows": 0}, {"dropped_share": 1.1}, {"prompts": -1}, {"passes": 0}, {"response_tokens": float("nan")}]
-)
-def test_counts_that_cannot_be_are_refused_by_name(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(change))):
-        replace(WORK, **change)
-
-
-def test_the_blocks_have_no_more_weights_than_the_model() -> None:
-    with pytest.raises(ValueError, match="block_weights"):
-        replace(MODEL, block_weights=MODEL.weights + 1)
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_device_without_speed_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="infer_flop_per_s"):
-        replace(DEVICE, infer_flop_per_s=value)
-
-
 def test_a_step_of_a_run_has_no_more_rows_than_responses() -> None:
     measure = StepMeasure(DEVICE, MODEL, most_rows=64)
     counts = {"prompts": 2, "responses": 16, "prompt_tokens": 320.0, "response_tokens": 128.0, "dropped_share": 0.25}

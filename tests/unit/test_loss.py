@@ -19,7 +19,6 @@ from edge.training.loss import (
     importance_weights,
     mismatch_sums,
     policy_loss,
-    sequence_mask_weights,
     token_scores,
 )
 
@@ -117,12 +116,6 @@ def test_importance_weights_are_ratios_cut_at_the_cap_and_carry_no_gradient() ->
     weights = importance_weights(logprobs, torch.tensor([-1.0, -0.5, -4.0]), cap=2.0)
     torch.testing.assert_close(weights, torch.tensor([1.0, math.exp(-0.5), 2.0]))
     assert not weights.requires_grad
-
-
-def test_sequence_mask_leaves_out_whole_responses_whose_ratio_exceeds_the_cap() -> None:
-    logprobs, behaviour = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.5, -1.5, -1.2, -1.2])
-    weights = sequence_mask_weights(logprobs, behaviour, torch.tensor([0, 0, 1, 1]), cap=2.0)
-    assert weights.tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_equal_policies_have_no_mismatch() -> None:

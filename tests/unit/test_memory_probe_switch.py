@@ -16,8 +16,7 @@ from edge.core.types import TrainingGroup
 from edge.inference.batched import KV_BYTES, MOST_ROWS
 from edge.sizing import device_speed, model_cost, model_shape, most_rows, probe_plan, step_measure
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING
-from edge.training.memory import OutOfMemory, TrainingSetting, does_not_fit, memory_need, worst_micro_batch
-from edge.training.probing import ProbePlan, make_fit
+from edge.training.memory import OutOfMemory, ProbePlan, TrainingSetting, does_not_fit, make_fit, memory_need, worst_micro_batch
 
 MODEL = model_file("nano-edge")
 

@@ -15,7 +15,7 @@ from edge.dagrpo.advantages import AdvantageScale
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.sizing import learner_settings, update_rule
-from edge.training.settings import UpdateRule
+from edge.training.learner import UpdateRule
 from tests.unit.agent_world import World
 from tests.unit.trained import TERMS, training_groups
 

@@ -21,8 +21,7 @@ from edge.learning.rollback import RollbackMonitor
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
 from edge.state.feedback import Feedback
-from edge.training.evidence import LEAST_VERDICTS, liked_less, lost_more
-from edge.training.promotion_rules import GateRules
+from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 
 RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.types import Sampling, ScoredToken
-from edge.inference.detokenizer import Detokenizer
-from edge.inference.stopping import answer_start
+from edge.inference.detokenizer import Detokenizer, answer_start
 
 TEXTS = st.text("ab<c", max_size=30)
 

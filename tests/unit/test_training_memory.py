@@ -9,6 +9,7 @@ import pytest
 
 from edge.core.errors import EdgeError
 from edge.training.batching import live_rows, shared_bundles
+from edge.training.learner import LORA_TARGETS
 from edge.training.memory import (
     SLACK,
     BatchLimits,
@@ -22,7 +23,6 @@ from edge.training.memory import (
     probe_groups,
     worst_micro_batch,
 )
-from edge.training.settings import LORA_TARGETS
 
 SHAPE = ModelShape(parameters=1000, vocab_size=50, width=8, layers=2, heads=4, kv_heads=2, head_dim=2, ffn_width=16)
 SETTING = TrainingSetting(rank=3, targets=LORA_TARGETS, rows=5, context_tokens=10)
@@ -121,8 +121,3 @@ def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
         check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
     assert "2 responses of 4 tokens to 1 prompt of 6" in str(caught.value)
     assert "learning.micro_batch_tokens" in caught.value.hint
-
-
-def test_limits_without_room_are_refused() -> None:
-    with pytest.raises(ValueError):
-        BatchLimits(context_tokens=1, max_tokens=4, prompts=1, group_size=2, tokens_per_slice=8)

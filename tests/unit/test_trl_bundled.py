@@ -18,7 +18,7 @@ from edge.core.errors import UsageError
 from edge.core.types import Message, TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import template_of
+from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES, practice_stream
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
@@ -58,7 +58,7 @@ def test_transformers_computes_the_decoders_logits_on_real_prompts(written):
 def test_prompts_are_the_ids_that_llama_cpp_reads(written):
     gguf, folder = written
     tokenizer, model = AutoTokenizer.from_pretrained(folder), GgufModel(gguf, vocab_only=True)
-    template = template_of(model)
+    template = gguf_tokenizer(model).template
     for item in practice_items(25):
         assert prompt_ids(tokenizer, item) == template.prompt_ids(prompt_messages(item, "compact"))
         assert tokenizer(item.solution)["input_ids"] == model.vocabulary.tokenise(item.solution)

@@ -22,7 +22,7 @@ from typing import Any
 from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
-from edge.training.settings import LearnerSettings, Precision, PrefixSharing
+from edge.training.learner import LearnerSettings, Precision, PrefixSharing
 
 PATHS: tuple[PrefixSharing, ...] = ("shared", "plain")
 

@@ -22,8 +22,8 @@ from edge.core.types import TaskItem
 from edge.models.decoder import Decoder, load_decoder
 from edge.models.gguf_reader import open_gguf
 from edge.tasks.practice import FAMILIES, GROUPS
+from edge.training.learner import LoraSpec
 from edge.training.lora import inject_lora, lora_parameters
-from edge.training.settings import LoraSpec
 from tools.nano.data import BATCH_ROWS, Batch, Example, collate, prompt_text, shown_question
 from tools.nano.evaluate import Responder
 from tools.nano.tokenizer import tokenizer_from

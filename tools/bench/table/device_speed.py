@@ -2,7 +2,7 @@
 
     python -m tools.bench.table.device_speed JOB RESULT
 
-Knows models and threads; the measurements themselves are edge.training.speed's. F_i is 2 x weights of the blocks x tokens/s of a prompt
+Knows models and threads; the measurements themselves are edge.training.device's. F_i is 2 x weights of the blocks x tokens/s of a prompt
 of 512 tokens in llama.cpp (the output projection is computed for the last token alone) and F_t the speed of torch's products at the
 model's own sizes, for each model given; BW is the machine's.
 """
@@ -28,7 +28,7 @@ def model_speeds(path: Path, threads: int, clock: Clock, seconds: float) -> dict
     from edge.inference.gguf_model import GgufModel
     from edge.inference.llamacpp import LlamaEngine
     from edge.sizing import model_cost, model_shape
-    from edge.training.speed import fastest, product_flop_per_s
+    from edge.training.device import fastest, product_flop_per_s
 
     cost, sizes = model_cost(path), list(model_shape(path).linear_sizes().values())
     model = GgufModel(path)
@@ -57,7 +57,7 @@ def main(paths: Sequence[str]) -> None:
     from edge.config.schema import AgentConfig
     from edge.core.clock import SystemClock
     from edge.sizing import model_shape, trains_in_bf16
-    from edge.training.speed import read_bytes_per_s
+    from edge.training.device import read_bytes_per_s
 
     torch.set_num_threads(job["threads"])
     clock, models = SystemClock(), {}

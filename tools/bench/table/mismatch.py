@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,11 +93,11 @@ def main(paths: Sequence[str]) -> None:
 
 def types_of(path: Path) -> dict[str, float]:
     """Share of the weights by ggml type: what a quantisation's name really stands for at this shape."""
-    from edge.models.mapped import MappedFile
+    from edge.models.gguf_reader import open_gguf
 
     counts: dict[str, int] = {}
-    for tensor in MappedFile(path).tensors.values():
-        counts[tensor.kind.name] = counts.get(tensor.kind.name, 0) + tensor.elements
+    for tensor in open_gguf(path).tensors.values():
+        counts[tensor.kind.name] = counts.get(tensor.kind.name, 0) + math.prod(tensor.shape)
     total = sum(counts.values())
     return {name: round(count / total, 4) for name, count in sorted(counts.items(), key=lambda entry: -entry[1])}
 

@@ -66,11 +66,12 @@ def main(paths: Sequence[str]) -> None:
     """Make the job's prompts."""
     from edge.dagrpo.prompts import prompt_messages
     from edge.inference.gguf_model import GgufModel
-    from edge.inference.llamacpp import template_of
+    from edge.inference.model_tokenizer import gguf_tokenizer
 
     job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     model = GgufModel(Path(job["model"]))
-    template, form = template_of(model), model.metadata("edge_agent.prompt_form") or "full"
+    tokenizer = gguf_tokenizer(model)
+    template, form = tokenizer.template, tokenizer.prompt_form
     items = (
         made_up_items(template, job["prompt_tokens"], job["wanted"])
         if job["source"] is None

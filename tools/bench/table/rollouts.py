@@ -41,16 +41,16 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
     from edge.inference.gguf_model import GgufModel
-    from edge.inference.llamacpp import LlamaEngine, describe
+    from edge.inference.llamacpp import LlamaEngine
+    from edge.inference.model_tokenizer import gguf_tokenizer
 
     rows = job["prompts"] * job["group_size"]
     model, worker = GgufModel(Path(job["model"])), EngineWorker()
     model.vocabulary.ends[:] = [False] * model.vocabulary.size
     engine = LlamaEngine(model, rows=rows + 1, n_ctx=job["context_tokens"], n_threads=job["threads"])
     template: Any = RandomPrompts(job["prompt_tokens"], model.vocabulary.size - 8)
-    backend = BatchedBackend(
-        engine, model.vocabulary, template, describe(model), worker, rollout_rows=rows, close_model=model.close
-    )
+    info = gguf_tokenizer(model).describe(model.path, model.header.architecture, model.parameters, model.trained_context_tokens)
+    backend = BatchedBackend(engine, model.vocabulary, template, info, worker, rollout_rows=rows, close_model=model.close)
     try:
         await rollouts(backend, job, 0)
         return {

@@ -10,8 +10,8 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from edge.core.errors import UsageError
+from edge.training.learner import LoraSpec
 from edge.training.lora import lora_config
-from edge.training.settings import LoraSpec
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import StepDesk
 from tools.integrations.trl.options import require_decided, require_switches
