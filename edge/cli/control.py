@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -12,8 +12,6 @@ from edge.core.errors import CoordinatorError, NotFound, StateError
 
 if TYPE_CHECKING:
     from edge.budget.dial import Dials
-    from edge.budget.overview import StoredSettings
-    from edge.cloud.client import KnownBudget
     from edge.cloud.sent import Choice
     from edge.config.schema import AgentConfig
     from edge.learning.adapters import Versions
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from edge.state.reader import StateReader, Used
 
 Result = TypeVar("Result")
-_NOBODY = "the embedded coordinator is not running"
 _NOTHING_SENT: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
 
 
@@ -35,6 +32,16 @@ async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
 
     async with running_agent(state_folder(config)) as remote:
         yield FolderAgent(config) if remote is None else remote
+
+
+def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
+    """The result of `work` with that agent, for a command that asks for one thing."""
+
+    async def ask() -> Result:
+        async with agent_control(config) as agent:
+            return await work(agent)
+
+    return asyncio.run(ask())
 
 
 class FolderAgent:
@@ -60,7 +67,8 @@ class FolderAgent:
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
             async with present_coordinator(self._config, state) as client:
-                return await explained(record, client.get_call if client else None, _NOBODY, said_of(state, answer_id))
+                get_call, nobody = client.get_call if client else None, "the embedded coordinator is not running"
+                return await explained(record, get_call, nobody, said_of(state, answer_id))
 
     async def status(self) -> Mapping[str, Any]:
         """What the folder holds: how far learning has come, and which adapter is active."""
@@ -98,7 +106,8 @@ class FolderAgent:
 
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
         """The adapter versions on disk."""
-        return self._with_versions(lambda versions: [version.to_json() for version in versions.all()])
+        with self._versions() as versions:
+            return [version.to_json() for version in versions.all()]
 
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever, by this device's own records."""
@@ -111,10 +120,13 @@ class FolderAgent:
             else:
                 found = used_today(state.database, self._clock.now())
                 day, today, ever = found.day, found.today, found.ever
-        return {
-            "day": day, "today": _used(today), "all": _used(ever), "ledger": None, "online": False,
-            "offline_reason": "no agent is running",
-        }  # fmt: skip
+
+        def in_json(used: Used) -> dict[str, Any]:
+            serving = {unit: getattr(used, unit) for unit in ("calls", "tokens", "spend_uusd")}
+            return {"answers": used.answers, "serving": serving, "learning": {u: getattr(used, f"learning_{u}") for u in serving}}
+
+        known = {"ledger": None, "online": False, "offline_reason": "no agent is running"}
+        return {"day": day, "today": in_json(today), "all": in_json(ever), **known}
 
     async def ready(self) -> Mapping[str, Any]:
         """Not without an agent."""
@@ -122,22 +134,27 @@ class FolderAgent:
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Let the next agent serve and learn on from a version."""
-
-        def go_back(versions: Versions) -> dict[str, Any]:
+        with self._versions() as versions:
             versions.checkpoint(version)
             return versions.go_back(version, self._clock.now()).to_dict()
 
-        return self._with_versions(go_back)
-
     async def budget(self) -> Mapping[str, Any]:
         """What the folder knows, and what the coordinator says now where one can be asked."""
-        from edge.budget.overview import nothing_stored, stored_overview, stored_tasks
+        from edge.app import switched_off
+        from edge.budget.overview import StoredSettings, nothing_stored, stored_overview, stored_tasks
+        from edge.cloud.client import KnownBudget
 
-        settings = self._stored_settings()
+        config = self._config
+        settings = StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
         with self._reading() as state:
             if state is None:
                 return nothing_stored(settings).to_json()
-            reported = await reported_budgets(self._config, state, stored_tasks(state, settings))
+            reported: dict[str, KnownBudget] = {}
+            async with present_coordinator(config, state) as client:
+                with suppress(CoordinatorError):
+                    for task in stored_tasks(state, settings):
+                        if client is not None:
+                            reported[task] = KnownBudget(await client.get_budget(task), self._clock.now())
             return stored_overview(state, settings, reported).to_json()
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
@@ -209,12 +226,10 @@ class FolderAgent:
             set_paused(folder, paused)
         return {"paused": paused, "waiting": BY_YOU if paused else ""}
 
-    @contextmanager
-    def _reading(self) -> Iterator[StateReader | None]:
+    def _reading(self) -> AbstractContextManager[StateReader | None]:
         from edge.state.reader import reading
 
-        with reading(self._folder) as state:
-            yield state
+        return reading(self._folder)
 
     @contextmanager
     def _answered(self, answer_id: str) -> Iterator[StateReader]:
@@ -237,26 +252,20 @@ class FolderAgent:
         with StateFolder(self._folder) as folder:
             yield folder
 
-    def _with_versions(self, work: Callable[[Versions], Result]) -> Result:
+    @contextmanager
+    def _versions(self) -> Iterator[Versions]:
         from edge.app import sound_adapter
         from edge.learning.adapters import Versions
         from edge.learning.checkpoints import Checkpoints
         from edge.state.folder import CHECKPOINTS, StateFolder
 
         with StateFolder(self._folder) as folder:
-            return work(Versions(folder, Checkpoints(self._folder / CHECKPOINTS), sound_adapter))
+            yield Versions(folder, Checkpoints(self._folder / CHECKPOINTS), sound_adapter)
 
     def _dials(self, state: StateFolder) -> Dials:
         from edge.budget.dial import Dials
 
         return Dials(state, self._config.budget.dial, self._clock)
-
-    def _stored_settings(self) -> StoredSettings:
-        from edge.app import switched_off
-        from edge.budget.overview import StoredSettings
-
-        config = self._config
-        return StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
 
 
 @asynccontextmanager
@@ -265,7 +274,7 @@ async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncI
     from edge.app import build_client, coordinator_address
 
     address = coordinator_address(config, state.folder)
-    if config.coordinator.address is None and not _is_there(address):
+    if config.coordinator.address is None and not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC240
         yield None
         return
     client = build_client(config, address, state.meta("run_id") or "")
@@ -273,30 +282,3 @@ async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncI
         yield client
     finally:
         await client.aclose()
-
-
-def _is_there(address: str) -> bool:
-    return Path(address.removeprefix("unix:")).exists()
-
-
-async def reported_budgets(config: AgentConfig, state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
-    """What the coordinator says of these tasks now, {} where nobody is there."""
-    from edge.cloud.client import KnownBudget
-    from edge.core.clock import SystemClock
-
-    reported: dict[str, KnownBudget] = {}
-    async with present_coordinator(config, state) as client:
-        if client is None:
-            return reported
-        for task in tasks:
-            try:
-                reported[task] = KnownBudget(await client.get_budget(task), SystemClock().now())
-            except CoordinatorError:
-                break
-    return reported
-
-
-def _used(used: Used) -> dict[str, Any]:
-    every = asdict(used)
-    serving = {unit: every[unit] for unit in ("calls", "tokens", "spend_uusd")}
-    return {"answers": used.answers, "serving": serving, "learning": {unit: every[f"learning_{unit}"] for unit in serving}}

@@ -56,15 +56,31 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
 async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     """The agent that runs on this state folder, or None. A file left by a killed agent is not believed: another one, on another folder,
     may have its port now."""
-    url = _announced_url(state)
-    if url is None:
+    found = announcement(state)
+    if found is None:
         yield None
         return
     import aiohttp
 
-    async with aiohttp.ClientSession(headers=_credentials(state)) as session:
-        remote = RemoteAgent(session, url, pid=_announced(state, "pid"))
-        yield remote if await remote.answers_at_all() else None
+    token_file = found.get("token_file")
+    headers = {"authorization": f"Bearer {read_token(Path(token_file))}"} if isinstance(token_file, str) else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        remote = RemoteAgent(session, found["url"], pid=found.get("pid"))
+        yield remote if await remote.is_ours() else None
+
+
+def announcement(state: Path) -> dict[str, Any] | None:
+    """url, token_file and pid of the endpoint file; None where there is none, or whoever wrote it is dead."""
+    try:
+        with (state / _FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None  # nobody holds it any more
+            except OSError:  # it is locked, or nobody can lock there and no more is known
+                found = json.load(file)
+        return found if isinstance(found, dict) and str(found.get("url")).startswith("http://") else None
+    except (OSError, ValueError):
+        return None
 
 
 class RemoteAgent:
@@ -75,8 +91,8 @@ class RemoteAgent:
         self.url = url
         self._pid = pid
 
-    async def answers_at_all(self) -> bool:
-        """Whether an endpoint of ours is there."""
+    async def is_ours(self) -> bool:
+        """Whether an agent's endpoint answers there."""
         import aiohttp
 
         try:
@@ -204,35 +220,6 @@ class RemoteAgent:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
 
-def _announced(state: Path, name: str) -> Any:
-    """One value of the endpoint file; None where there is none, or whoever wrote it is dead."""
-    try:
-        with (state / _FILE).open(encoding="utf-8") as file:
-            return json.load(file)[name] if _is_held(file.fileno()) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _is_held(file: int) -> bool:
-    """Whether whoever wrote the file still lives."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # it is locked, or nobody can lock there and no more is known
-        return True
-    return False
-
-
-def _announced_url(state: Path) -> str | None:
-    url = _announced(state, "url")
-    return url if isinstance(url, str) and url.startswith("http://") else None
-
-
-def _credentials(state: Path) -> dict[str, str]:
-    """The header that shows the agent's token, where it asks for one. Raises ConfigError when the token cannot be read."""
-    path = _announced(state, "token_file")
-    return {"authorization": f"Bearer {read_token(Path(path))}"} if isinstance(path, str) else {}
-
-
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:
     if reply.status < 400:
         return
@@ -245,18 +232,11 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
         error = (await reply.json())["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"HTTP {reply.status}"}
-    raise _error_of(reply.status, str(error.get("code")), str(error.get("message")))
-
-
-def _error_of(status: int, code: str, message: str) -> EdgeError:
-    if code == "context_length_exceeded":
-        return ContextOverflow(message)
-    if code == CLOUD_OFF:  # no wrong usage, like CloudOff here
-        return EdgeError(message)
-    if code == "too_few_answers":
-        return TooFewAnswers(message)
-    kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
-    return kinds.get(status, EdgeError)(message)
+    message, code = str(error.get("message")), str(error.get("code"))
+    by_code: dict[str, type[EdgeError]] = {"context_length_exceeded": ContextOverflow, "too_few_answers": TooFewAnswers}
+    by_code[CLOUD_OFF] = EdgeError  # no wrong usage, like CloudOff here
+    by_status: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
+    raise (by_code.get(code) or by_status.get(reply.status, EdgeError))(message)
 
 
 def _events_of(line: bytes) -> Iterator[ChannelText | AnswerNote]:
