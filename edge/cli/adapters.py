@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Force, Json
 from edge.cli.output import local_time, print_json, print_line, print_result, visible
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
 from edge.core.files import replacing, replacing_folder
@@ -27,12 +27,12 @@ from edge.core.types import GGUF_ADAPTER
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
-app = typer.Typer(help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None)
 
 FORMATS = ("peft", "gguf", "mlx")
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _OUR_FILES = {*_PEFT_FILES, "adapters.safetensors"}
-Version = Annotated[int, typer.Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
+Version = Annotated[int, Argument(min=0, help="A version that `adapters list` shows.", metavar="VERSION")]
 
 
 @app.command("list")
@@ -84,8 +84,8 @@ def adapters_rollback(version: Version, settings: Settings, json: Json = False) 
 @takes("model state")
 def adapters_export(
     version: Version,
-    out: Annotated[Path, typer.Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
-    form: Annotated[str, typer.Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
+    out: Annotated[Path, Argument(help="Folder (peft, mlx) or file (gguf) to write.", metavar="OUT")],
+    form: Annotated[str, Option("--format", help="peft, gguf or mlx.", metavar="FORMAT")] = "peft",
     force: Force = False,
     *,
     settings: Settings,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer, echo
 
 from edge.cli import (
     adapters,
@@ -36,7 +36,7 @@ from edge.cli import (
     why,
 )
 
-app = typer.Typer(
+app = Typer(
     name="edge-agent",
     help="A small language model on your own machine that answers, learns, and asks a cloud LLM within a budget.",
     no_args_is_help=True,
@@ -47,12 +47,12 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
+def _root(version: Annotated[bool, Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
     if version:
         from edge import __version__
 
-        typer.echo(__version__)
-        raise typer.Exit
+        echo(__version__)
+        raise Exit
 
 
 for _name, _command in {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
-import typer
+from typer import Argument, Option
 
 from edge.cli.budget import unknown_task_line
 from edge.cli.options import Json, LocalOnly, Task, mode_of, task_label
@@ -46,29 +46,26 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 @takes("model coordinator state mode never_send")
 def command(
-    question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
+    question: Annotated[str | None, Argument(help="The question; `-` or nothing reads stdin.")] = None,
     local_only: LocalOnly = False,
-    cloud: Annotated[bool, typer.Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
+    cloud: Annotated[bool, Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
     system: Annotated[
-        str | None, typer.Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
+        str | None, Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
     ] = None,
     files: Annotated[
-        list[Path] | None, typer.Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
+        list[Path] | None, Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N"),
+        int | None, Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N")
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")
-    ] = None,
+    temperature: Annotated[float | None, Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
+        int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
     ] = None,
     task: Task = None,
-    full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
+    full: Annotated[bool, Option("--full", help="Show the reasoning too.")] = False,
     fail_on_fallback: Annotated[
-        bool, typer.Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
+        bool, Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
     ] = False,
     *,
     settings: Settings,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, rate_of, task_label
 from edge.cli.output import print_line, print_result, visible
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.formatting import counted, dollars, percent
 
-app = typer.Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("show")
@@ -28,11 +28,9 @@ def budget_show(settings: Settings, json: Json = False) -> None:
 @takes("coordinator state")
 def budget_set(
     rate: Annotated[
-        str, typer.Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
+        str, Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
     ],
-    task: Annotated[
-        str | None, typer.Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")
-    ] = None,
+    task: Annotated[str | None, Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")] = None,
     *,
     settings: Settings,
     json: Json = False,
@@ -51,7 +49,7 @@ def budget_set(
 @app.command("forget")
 @takes("coordinator state")
 def budget_forget(
-    task: Annotated[str, typer.Argument(help="The label whose dial is struck out.", metavar="LABEL")],
+    task: Annotated[str, Argument(help="The label whose dial is struck out.", metavar="LABEL")],
     settings: Settings,
     json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
-import typer
+from typer import Option
 
 from edge.cli.ask import Reader, Screen, answering, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import chat_budget_lines
@@ -36,12 +36,12 @@ _GREETING = "/help shows commands and keys · Ctrl-C stops an answer · Ctrl-D l
 def command(
     local_only: LocalOnly = False,
     no_history: Annotated[
-        bool, typer.Option("--no-history", help="Do not remember what is asked (always: chat.history: false).")
+        bool, Option("--no-history", help="Do not remember what is asked (always: chat.history: false).")
     ] = False,
     task: Task = None,
     *,
     settings: Settings,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout for each line of stdin.")] = False,
+    json: Annotated[bool, Option("--json", help="One JSON object a line on stdout for each line of stdin.")] = False,
 ) -> int:
     """Talk with the agent; Ctrl-C stops an answer, Ctrl-D leaves, /help shows the commands."""
     settings = replace(settings, mode=mode_of(settings.mode, local_only=local_only, cloud=False))
@@ -110,14 +110,7 @@ class Conversation:
     object a line to stdout."""
 
     def __init__(
-        self,
-        reader: Reader,
-        mode: str | None,
-        interrupts: Interrupts,
-        *,
-        as_json: bool,
-        lenient: bool,
-        task: str | None = None,
+        self, reader: Reader, mode: str | None, interrupts: Interrupts, *, as_json: bool, lenient: bool, task: str | None = None
     ) -> None:
         """`lenient`: wrong usage is reported and does not end the conversation. `task`: whose budget and dial apply (None: the agent's)."""
         self._reader = reader

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
@@ -57,9 +57,7 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-def command(
-    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL", autocompletion=shells)],
-) -> None:
+def command(shell: Annotated[str, Argument(help="bash, zsh or fish.", metavar="SHELL", autocompletion=shells)]) -> None:
     """Print the lines that make a shell complete this command, e.g. for a file of its own; --install-completion puts them in place."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 

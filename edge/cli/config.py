@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from edge.cli.options import Force, Json
 from edge.cli.output import one_line, print_json, print_line, print_result
@@ -14,12 +14,12 @@ from edge.cli.settings import Settings, takes
 from edge.core.errors import ConfigError, UsageError
 from edge.core.formatting import counted
 
-app = typer.Typer(help="Begin, show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="Begin, show and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("init")
 def config_init(
-    file: Annotated[Path, typer.Argument(help="File to write.", metavar="FILE")] = Path("edge-agent.yaml"),
+    file: Annotated[Path, Argument(help="File to write.", metavar="FILE")] = Path("edge-agent.yaml"),
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -39,11 +39,11 @@ def config_init(
 @takes("state")
 def config_show(
     prefix: Annotated[
-        str, typer.Argument(help="Only these, e.g. budget or privacy.never_send.", metavar="PREFIX", show_default=False)
+        str, Argument(help="Only these, e.g. budget or privacy.never_send.", metavar="PREFIX", show_default=False)
     ] = "",
     *,
     settings: Settings,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    changed: Annotated[bool, Option("--changed", help="Only what differs from the defaults.")] = False,
     json: Json = False,
 ) -> None:
     """Every setting (or those under PREFIX), its value, and where the value came from."""
@@ -65,7 +65,7 @@ def config_show(
 @app.command("check")
 @takes("state")
 def config_check(
-    file: Annotated[Path | None, typer.Argument(help="YAML configuration file.", metavar="FILE")] = None,
+    file: Annotated[Path | None, Argument(help="YAML configuration file.", metavar="FILE")] = None,
     *,
     settings: Settings,
     json: Json = False,
@@ -106,7 +106,7 @@ def config_check(
 @app.command("keys")
 def config_keys(
     prefix: Annotated[
-        str, typer.Argument(help="Only these, e.g. learning or coordinator.embedded.", metavar="PREFIX", show_default=False)
+        str, Argument(help="Only these, e.g. learning or coordinator.embedded.", metavar="PREFIX", show_default=False)
     ] = "",
     json: Json = False,
 ) -> None:

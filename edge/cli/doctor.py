@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from edge.cli.allocator import FLAG, LEAN
 from edge.cli.exits import EXTRAS
@@ -47,13 +47,13 @@ def command(
     *,
     settings: Settings,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+        bool, Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
     ] = False,
     write_profile: Annotated[
-        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+        Path | None, Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
     ] = None,
     keep_profile: Annotated[
-        bool, typer.Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
+        bool, Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -93,10 +93,7 @@ _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 _REACH_S = 2.0
 _SHOWN_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
-_ENGINES = (
-    *((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()),
-    ("torch", "torch", "train"),
-)
+_ENGINES = (*((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()), ("torch", "torch", "train"))
 """What is shown, the package it comes from, and the extra that brings it."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from edge.cli import completion
 from edge.cli.exits import INTERRUPTED
@@ -37,7 +37,7 @@ _LONGEST_NAME = 200
 def command(
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--tasks",
             help="Task source, as in learning. Repeatable (default: the configuration's).",
             metavar="SOURCE",
@@ -45,52 +45,47 @@ def command(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source (200).", metavar="N")
+        int | None, Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source (200).", metavar="N")
     ] = None,
     per_level: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--per-level", min=1, max=MOST_ITEMS, help="N items of each level of each family; totals keep the mix.", metavar="N"
         ),
     ] = None,
     adapter: Annotated[
         str,
-        typer.Option(
+        Option(
             "--adapter",
             help="What serves now, the newest version, none, or an adapter folder.",
             metavar="serving|latest|none|PATH",
         ),
     ] = "serving",
-    run_folder: Annotated[
-        Path | None, typer.Option("--run", help="Run folder whose last adapter is measured.", metavar="DIR")
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.", metavar="T")] = 0.0,
+    run_folder: Annotated[Path | None, Option("--run", help="Run folder whose last adapter is measured.", metavar="DIR")] = None,
+    temperature: Annotated[float, Option("--temperature", min=0.0, help="0 is greedy.", metavar="T")] = 0.0,
     max_steps: Annotated[
         int | None,
-        typer.Option("--max-steps", min=1, max=MOST_STEPS, help="Reasoning steps allowed (default: each item's).", metavar="N"),
+        Option("--max-steps", min=1, max=MOST_STEPS, help="Reasoning steps allowed (default: each item's).", metavar="N"),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest response (default: as in learning).", metavar="N"),
+        Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest response (default: as in learning).", metavar="N"),
     ] = None,
     no_cloud: Annotated[
-        bool, typer.Option("--no-cloud", "--local-only", help="Ask no cloud; how many are right in the end is then not known.")
+        bool, Option("--no-cloud", "--local-only", help="Ask no cloud; how many are right in the end is then not known.")
     ] = False,
-    cloud_all: Annotated[
-        bool, typer.Option("--cloud-all", help="Ask the cloud for every item, once, to know its accuracy.")
-    ] = False,
+    cloud_all: Annotated[bool, Option("--cloud-all", help="Ask the cloud for every item, once, to know its accuracy.")] = False,
     record: Annotated[
-        Path | None, typer.Option("--record", help="Keep every cloud answer here (goes on in an existing file).", metavar="FILE")
+        Path | None, Option("--record", help="Keep every cloud answer here (goes on in an existing file).", metavar="FILE")
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option("--replay", help="Take cloud answers from here: no coordinator, no key.", metavar="FILE")
+        Path | None, Option("--replay", help="Take cloud answers from here: no coordinator, no key.", metavar="FILE")
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Draw cost against quality; its numbers go beside it as .json.", metavar="FILE.png"),
+        Path | None, Option("--plot", help="Draw cost against quality; its numbers go beside it as .json.", metavar="FILE.png")
     ] = None,
     json_out: Annotated[
-        Path | None, typer.Option("--json-out", help="Write the report here too; an interrupted run goes on.", metavar="FILE")
+        Path | None, Option("--json-out", help="Write the report here too; an interrupted run goes on.", metavar="FILE")
     ] = None,
     *,
     settings: Settings,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from edge.cli.completion import VERDICTS, verdicts
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, id_of
 from edge.cli.output import print_result
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
@@ -17,12 +17,10 @@ from edge.core.formatting import shown
 
 @takes("state")
 def command(
-    answer_id: Annotated[str, typer.Argument(help="The id that stands beside an answer.", metavar="ID")],
-    verdict: Annotated[
-        str, typer.Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=verdicts)
-    ],
+    answer_id: Annotated[str, Argument(help="The id that stands beside an answer.", metavar="ID")],
+    verdict: Annotated[str, Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=verdicts)],
     settings: Settings,
-    correction: Annotated[str | None, typer.Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
+    correction: Annotated[str | None, Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
     json: Json = False,
 ) -> None:
     """Say whether an answer was right."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option, Typer
 
 from edge.cli.evaluate import SERVING, adapter_folders, sources_of
 from edge.cli.options import Json
@@ -21,26 +21,25 @@ from edge.core.limits import MOST_ITEMS
 if TYPE_CHECKING:
     from edge.evaluation.hint_trial import HintReport
 
-app = typer.Typer(help="Whether hints to the cloud LLM pay.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="Whether hints to the cloud LLM pay.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("measure")
 @takes("model coordinator state seed unsafe_programs")
 def hints_measure(
     tasks: Annotated[
-        list[str] | None,
-        typer.Option("--tasks", help="Task source. Repeatable (default: the configuration's).", metavar="SOURCE"),
+        list[str] | None, Option("--tasks", help="Task source. Repeatable (default: the configuration's).", metavar="SOURCE")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source.", metavar="N")] = 400,
-    chars: Annotated[int, typer.Option("--chars", min=1, max=16_000, help="Characters of a hint.", metavar="N")] = 400,
+    limit: Annotated[int, Option("--limit", min=1, max=MOST_ITEMS, help="Test items of each source.", metavar="N")] = 400,
+    chars: Annotated[int, Option("--chars", min=1, max=16_000, help="Characters of a hint.", metavar="N")] = 400,
     margin: Annotated[
-        float, typer.Option("--margin", min=0.0, max=1.0, help="Difference that still counts as equal accuracy.", metavar="SHARE")
+        float, Option("--margin", min=0.0, max=1.0, help="Difference that still counts as equal accuracy.", metavar="SHARE")
     ] = 0.03,
     record: Annotated[
-        Path | None, typer.Option("--record", help="Keep cloud answers here (default: in the state folder).", metavar="FILE")
+        Path | None, Option("--record", help="Keep cloud answers here (default: in the state folder).", metavar="FILE")
     ] = None,
-    replay: Annotated[Path | None, typer.Option("--replay", help="Take cloud answers from here.", metavar="FILE")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Say how to set what was measured; writes nothing.")] = False,
+    replay: Annotated[Path | None, Option("--replay", help="Take cloud answers from here.", metavar="FILE")] = None,
+    apply: Annotated[bool, Option("--apply", help="Say how to set what was measured; writes nothing.")] = False,
     *,
     settings: Settings,
     json: Json = False,

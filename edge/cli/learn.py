@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
 from edge.cli.options import Json
@@ -27,20 +27,18 @@ if TYPE_CHECKING:
 
 @takes("tasks target_rate seed model coordinator state mode unsafe_programs device_profile")
 def command(
-    steps: Annotated[int | None, typer.Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
+    steps: Annotated[int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
     eval_limit: Annotated[
         int,
-        typer.Option(
+        Option(
             "--eval-limit",
             min=0,
             metavar="N",
             help="Held-out items of each phase's source to score at the start and after phases.",
         ),
     ] = 0,
-    eval_every: Annotated[
-        int | None, typer.Option("--eval-every", min=1, metavar="M", help="Score them also every M steps.")
-    ] = None,
+    eval_every: Annotated[int | None, Option("--eval-every", min=1, metavar="M", help="Score them also every M steps.")] = None,
     *,
     settings: Settings,
     json: Json = False,
@@ -89,13 +87,7 @@ def with_an_end(settings: Settings) -> Settings:
 
 
 async def _learn(
-    config: AgentConfig,
-    run_folder: RunFolder,
-    lines: Sequence[str],
-    *,
-    eval_limit: int,
-    eval_every: int | None,
-    json_lines: bool,
+    config: AgentConfig, run_folder: RunFolder, lines: Sequence[str], *, eval_limit: int, eval_every: int | None, json_lines: bool
 ) -> dict[str, Any]:
     """Learn through all phases, scoring held-out items in between where some are wanted; the summary of the run."""
     from edge.app import build_agent

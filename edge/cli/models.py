@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from edge.cli import completion
 from edge.cli.options import Force, Json
@@ -20,7 +20,7 @@ from edge.core.formatting import data_size
 if TYPE_CHECKING:
     from edge.models.catalogue import About, Found
 
-app = typer.Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
@@ -44,11 +44,11 @@ def models_list(json: Json = False) -> None:
 
 @app.command("pull")
 def models_pull(
-    model: Annotated[str, typer.Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    model: Annotated[str, Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
     file: Annotated[
-        str | None, typer.Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
+        str | None, Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
     ] = None,
-    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
+    revision: Annotated[str | None, Option("--revision", help="Branch, tag or commit.", metavar="R")] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -75,10 +75,10 @@ def models_pull(
 @app.command("convert")
 def models_convert(
     folder: Annotated[
-        str, typer.Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
+        str, Argument(help="Hugging Face model folder with safetensors; for ONNX a GGUF model.", metavar="FOLDER|MODEL")
     ],
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
-    type_name: Annotated[str, typer.Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
+    out: Annotated[Path, Argument(help="File to write.", metavar="OUT.gguf|OUT.onnx")],
+    type_name: Annotated[str, Option("--type", help="GGUF: f16, bf16, f32 or q8_0.", metavar="TYPE")] = "f16",
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -112,10 +112,10 @@ def models_convert(
 
 @app.command("quantize")
 def models_quantize(
-    source: Annotated[str, typer.Argument(help="GGUF model in f16, bf16 or f32: a name or a file.", metavar="MODEL")],
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.gguf")],
-    type_name: Annotated[str, typer.Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
-    threads: Annotated[int, typer.Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
+    source: Annotated[str, Argument(help="GGUF model in f16, bf16 or f32: a name or a file.", metavar="MODEL")],
+    out: Annotated[Path, Argument(help="File to write.", metavar="OUT.gguf")],
+    type_name: Annotated[str, Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    threads: Annotated[int, Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -139,8 +139,7 @@ def models_quantize(
 @app.command("show")
 def models_show(
     model: Annotated[
-        str,
-        typer.Argument(help="A name that `models list` shows, or a file.", metavar="MODEL", autocompletion=completion.models),
+        str, Argument(help="A name that `models list` shows, or a file.", metavar="MODEL", autocompletion=completion.models)
     ],
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from edge.cli.output import one_line
 from edge.core.clock import day_began
@@ -15,10 +15,10 @@ from edge.core.errors import UsageError
 from edge.core.formatting import shown
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
 
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout: one object, or one event a line.")]
-Task = Annotated[str | None, typer.Option("--task", help="The task, whose budget and dial apply.", metavar="LABEL")]
-LocalOnly = Annotated[bool, typer.Option("--local-only", help="Ask no cloud.")]
+Force = Annotated[bool, Option("--force", help="Replace what is there.")]
+Json = Annotated[bool, Option("--json", help="JSON on stdout: one object, or one event a line.")]
+Task = Annotated[str | None, Option("--task", help="The task, whose budget and dial apply.", metavar="LABEL")]
+LocalOnly = Annotated[bool, Option("--local-only", help="Ask no cloud.")]
 
 
 def task_label(task: str | None) -> str | None:

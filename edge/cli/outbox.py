@@ -8,34 +8,33 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Option, Typer
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, since_of
 from edge.cli.output import local_time, one_line, print_json, print_line, print_result, visible
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted
 from edge.core.limits import MOST_ITEMS
 
-app = typer.Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
+app = Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 @takes("state")
 def outbox(
-    context: typer.Context,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
+    context: Context,
+    limit: Annotated[int, Option("--limit", min=1, max=MOST_ITEMS, help="Most entries.", metavar="N")] = 20,
     since: Annotated[
-        str | None,
-        typer.Option("--since", help="Only since then: yesterday, today, 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME"),
+        str | None, Option("--since", help="Only since then: yesterday, today, 90m, 2h, 3d, 1w ago, or a date.", metavar="TIME")
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
+        Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
     ] = None,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Reports of steps that have not left yet.")] = False,
+    waiting: Annotated[bool, Option("--waiting", help="Reports of steps that have not left yet.")] = False,
     *,
     settings: Settings,
     json: Json = False,
@@ -71,8 +70,8 @@ def outbox(
 @app.command("show")
 @takes("state")
 def outbox_show(
-    entry_id: Annotated[int, typer.Argument(min=1, help="The number that outbox shows.", metavar="ID")],
-    raw: Annotated[bool, typer.Option("--raw", help="The very bytes on stdout.")] = False,
+    entry_id: Annotated[int, Argument(min=1, help="The number that outbox shows.", metavar="ID")],
+    raw: Annotated[bool, Option("--raw", help="The very bytes on stdout.")] = False,
     *,
     settings: Settings,
     json: Json = False,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json
 from edge.cli.output import print_result
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 
 

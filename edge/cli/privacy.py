@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Typer
 
 from edge.cli.options import Json
 from edge.cli.outbox import replaced_text
@@ -13,7 +13,7 @@ from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 
-app = typer.Typer(help="What is private, and stays here.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="What is private, and stays here.", no_args_is_help=True, rich_markup_mode=None)
 
 WITHHELD = 3
 """Exit code of a text that would not be sent."""
@@ -22,7 +22,7 @@ WITHHELD = 3
 @app.command("check")
 @takes("never_send state")
 def privacy_check(
-    text: Annotated[str | None, typer.Argument(help="The text; `-` or nothing reads stdin.")] = None,
+    text: Annotated[str | None, Argument(help="The text; `-` or nothing reads stdin.")] = None,
     *,
     settings: Settings,
     json: Json = False,

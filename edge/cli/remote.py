@@ -1,15 +1,17 @@
-"""An agent that runs on a state folder, found by the address it leaves there (endpoint.json) and spoken to over HTTP."""
+"""The agent of a state folder: one that runs, found by the address it leaves there (endpoint.json) and spoken to over HTTP, or else the
+folder itself."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     import aiohttp
 
     from edge.cloud.sent import Choice
+    from edge.config.schema import AgentConfig
+    from edge.serve.ports import AgentControl
 
+Result = TypeVar("Result")
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
@@ -50,6 +55,30 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
     finally:
         file.unlink(missing_ok=True)
         os.close(held)
+
+
+@asynccontextmanager
+async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
+    """The agent that runs on the configured state folder; where none can be spoken to, the folder itself."""
+    from edge.app import state_folder
+
+    async with running_agent(state_folder(config)) as remote:
+        if remote is None:
+            from edge.cli.folder_agent import FolderAgent
+
+            yield FolderAgent(config)
+        else:
+            yield remote
+
+
+def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
+    """The result of `work` with that agent, for a command that asks for one thing."""
+
+    async def ask() -> Result:
+        async with agent_control(config) as agent:
+            return await work(agent)
+
+    return asyncio.run(ask())
 
 
 @asynccontextmanager

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, since_of
 from edge.cli.output import one_line, print_json
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.formatting import counted, dollars, duration, percent
@@ -19,7 +19,7 @@ from edge.core.formatting import counted, dollars, duration, percent
 @takes("state")
 def command(
     since: Annotated[
-        str, typer.Option("--since", help="yesterday, today, ever, 24h, 7d, or a local date or time.", metavar="WHEN")
+        str, Option("--since", help="yesterday, today, ever, 24h, 7d, or a local date or time.", metavar="WHEN")
     ] = "yesterday",
     *,
     settings: Settings,

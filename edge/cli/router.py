@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from edge.cli import completion
 from edge.cli.evaluate import adapter_folders, sources_of
@@ -19,33 +19,27 @@ from edge.core.errors import UsageError
 from edge.core.formatting import counted, percent, shown
 from edge.core.limits import MOST_ITEMS
 
-app = typer.Typer(
-    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
-)
+app = Typer(help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("train")
 @takes("model state seed unsafe_programs")
 def router_train(
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    out: Annotated[Path, Argument(help="File to write.", metavar="OUT.onnx")],
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--tasks",
             help="A source of training items. Repeatable; default: the configuration's.",
             metavar="SOURCE",
             autocompletion=completion.sources,
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
-    ] = 400,
+    limit: Annotated[int, Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")] = 400,
     rate: Annotated[
-        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+        float, Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
     ] = 0.3,
-    adapter: Annotated[
-        str, typer.Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")
-    ] = "serving",
+    adapter: Annotated[str, Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")] = "serving",
     force: Force = False,
     *,
     settings: Settings,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
 from edge.cli.options import Json
@@ -34,11 +34,10 @@ def command(
     *,
     settings: Settings,
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Learning steps; without it, go on until Ctrl-C."),
+        int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Learning steps; without it, go on until Ctrl-C.")
     ] = None,
-    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
-    no_serve: Annotated[bool, typer.Option("--no-serve", help="Learn only.")] = False,
+    no_learn: Annotated[bool, Option("--no-learn", help="Serve only.")] = False,
+    no_serve: Annotated[bool, Option("--no-serve", help="Learn only.")] = False,
     json: Json = False,
 ) -> int:
     """Serve and learn until Ctrl-C, or for --steps steps."""

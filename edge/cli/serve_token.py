@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from edge.cli.output import print_line
 from edge.cli.settings import Settings, takes
 
 
 @takes("state")
-def command(
-    new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False, *, settings: Settings
-) -> None:
+def command(new: Annotated[bool, Option("--new", help="Make another one in its place.")] = False, *, settings: Settings) -> None:
     """Print the token that clients show to the endpoint; make it first where there is none."""
     from edge.app import state_folder
     from edge.serve.token_file import make_token, read_token

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, Typer
 
 from edge.cli.options import Force, Json
 from edge.cli.output import one_line, print_line, print_result
@@ -26,7 +26,7 @@ from edge.core.files import write_atomically
 from edge.core.formatting import shown
 from edge.core.limits import MOST_ITEMS
 
-app = typer.Typer(help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None)
 
 UNIT = "edge-agent.service"
 LABEL = "edge-agent"
@@ -36,7 +36,7 @@ NOT_RUNNING = 3
 """Exit code of `status` for a service that does not run, as service managers have it."""
 CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "EDGE_AGENT_DEVICE_PROFILE", "HF_HOME")
 """Settings from the environment that a service would miss; none is a secret."""
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
 @app.command("install")
@@ -44,8 +44,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 def service_install(
     *,
     settings: Settings,
-    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
-    print_only: Annotated[bool, typer.Option("--print", help="Print the unit, and change nothing.")] = False,
+    no_learn: Annotated[bool, Option("--no-learn", help="Serve only.")] = False,
+    print_only: Annotated[bool, Option("--print", help="Print the unit, and change nothing.")] = False,
     dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
@@ -115,10 +115,8 @@ def service_status(json: Json = False) -> int:
 
 @app.command("logs")
 def service_logs(
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")
-    ] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    lines: Annotated[int, Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")] = 50,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
 ) -> int:
     """What the service said."""
     manager = _manager()

@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-import typer
+from typer import Option
 
 from edge.cli import completion
 from edge.core.errors import UsageError
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 Model = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--model",
         help="GGUF file, or the name of a bundled or pulled model.",
         metavar="NAME|PATH",
@@ -34,23 +34,16 @@ Model = Annotated[
 ]
 Coordinator = Annotated[
     str | None,
-    typer.Option(
-        "--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"
-    ),
+    Option("--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"),
 ]
-State = Annotated[Path | None, typer.Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
+State = Annotated[Path | None, Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
 Mode = Annotated[
     str | None,
-    typer.Option(
-        "--mode",
-        help="auto, prefer-local, local-only or cloud-only.",
-        metavar="MODE",
-        autocompletion=completion.modes,
-    ),
+    Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE", autocompletion=completion.modes),
 ]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--tasks",
         help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
         metavar="SOURCE",
@@ -58,28 +51,24 @@ Tasks = Annotated[
     ),
 ]
 TargetRate = Annotated[
-    float | None,
-    typer.Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+    float | None, Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N")]
-Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")]
+Seed = Annotated[int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N")]
+Port = Annotated[int | None, Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")]
 UnsafePrograms = Annotated[
-    bool, typer.Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
+    bool, Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
 ]
 DeviceProfile = Annotated[
-    Path | None,
-    typer.Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
+    Path | None, Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE")
 ]
 NeverSend = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--never-send", help="Text, or like:PATTERN, that no request may hold; added to the configured rules.", metavar="TEXT"
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML configuration file.", metavar="FILE")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
-]
+ConfigFile = Annotated[Path | None, Option("--config", help="YAML configuration file.", metavar="FILE")]
+Sets = Annotated[list[str] | None, Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")]
 
 
 @dataclass(frozen=True, slots=True)

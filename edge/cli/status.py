@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.budget import amounts
-from edge.cli.control import ask_agent
 from edge.cli.options import Json
 from edge.cli.output import local_time, one_line, print_result
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from edge.cli import completion
 from edge.cli.options import Json
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from edge.tasks.descriptions import SourceAbout
 
-app = typer.Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
 
 
 Source = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE", autocompletion=completion.sources
     ),
 ]
@@ -120,11 +120,11 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
 @app.command("sample")
 def tasks_sample(
     source: Source,
-    count: Annotated[int, typer.Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
-    level: Annotated[int | None, typer.Option("--level", min=0, help="Only this level.", metavar="N")] = None,
-    split: Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")] = "train",
-    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
+    count: Annotated[int, Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
+    level: Annotated[int | None, Option("--level", min=0, help="Only this level.", metavar="N")] = None,
+    split: Annotated[str, Option("--split", help="train or test.", metavar="SPLIT")] = "train",
+    seed: Annotated[int, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
+    json: Annotated[bool, Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> None:
     """Some items of a source."""
     from edge.tasks import descriptions

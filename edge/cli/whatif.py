@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, rate_of
 from edge.cli.output import print_result
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 from edge.core.formatting import dollars, percent
@@ -17,11 +17,11 @@ from edge.core.formatting import dollars, percent
 
 @takes("state")
 def command(
-    share: Annotated[str | None, typer.Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
-    rate: Annotated[str | None, typer.Option("--target-rate", help="The same.", metavar="RATE")] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="A table over several rates.")] = False,
-    task: Annotated[str | None, typer.Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
-    last: Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
+    share: Annotated[str | None, Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
+    rate: Annotated[str | None, Option("--target-rate", help="The same.", metavar="RATE")] = None,
+    sweep: Annotated[bool, Option("--sweep", help="A table over several rates.")] = False,
+    task: Annotated[str | None, Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
+    last: Annotated[int, Option("--last", min=1, max=100_000, help="How many of the last answers.", metavar="N")] = 1000,
     *,
     settings: Settings,
     json: Json = False,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
-from edge.cli.control import ask_agent
 from edge.cli.options import Json, id_of
 from edge.cli.output import print_result, why_lines
+from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 
 
 @takes("state")
 def command(
-    answer_id: Annotated[str, typer.Argument(help="The id that stands beside an answer.")], settings: Settings, json: Json = False
+    answer_id: Annotated[str, Argument(help="The id that stands beside an answer.")], settings: Settings, json: Json = False
 ) -> None:
     """Explain where one answer came from."""
     config, wanted = settings.config(), id_of(answer_id)

@@ -8,8 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge.cli.control import agent_control
-from edge.cli.remote import announced
+from edge.cli.remote import agent_control, announced
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Choice, Keep, SentLog
 from edge.config.schema import AgentConfig

@@ -1,47 +1,35 @@
-"""How commands look at an agent and steer it: one `AgentControl`, of the agent that runs on the state folder or of the folder at rest."""
+"""An agent at rest: `AgentControl` over its state folder."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from edge.answering.explain import explained
+from edge.app import build_client, coordinator_address, sound_adapter, state_folder, switched_off
+from edge.budget.dial import Dials
+from edge.budget.overview import StoredSettings, nothing_stored, stored_overview, stored_tasks
+from edge.budget.whatif import what_if, what_if_recorded
+from edge.cloud import switch
+from edge.cloud.client import KnownBudget
+from edge.cloud.sent import entry_json, reading_sent
+from edge.core.clock import SystemClock, local_day
 from edge.core.errors import CoordinatorError, NotFound, StateError
+from edge.learning import conditions
+from edge.learning.activity import read_daybook
+from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
+from edge.state.folder import CHECKPOINTS, StateFolder
+from edge.state.reader import StateReader, Used, reading, used_today
 
 if TYPE_CHECKING:
-    from edge.budget.dial import Dials
     from edge.cloud.sent import Choice
     from edge.config.schema import AgentConfig
     from edge.learning.adapters import Versions
     from edge.rpc.client import CoordinatorClient
-    from edge.serve.ports import AgentControl
-    from edge.state.folder import StateFolder
-    from edge.state.reader import StateReader, Used
 
-Result = TypeVar("Result")
 _NOTHING_SENT: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
-
-
-@asynccontextmanager
-async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
-    """The agent that runs on the configured state folder; where none can be spoken to, the folder itself."""
-    from edge.app import state_folder
-    from edge.cli.remote import running_agent
-
-    async with running_agent(state_folder(config)) as remote:
-        yield FolderAgent(config) if remote is None else remote
-
-
-def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
-    """The result of `work` with that agent, for a command that asks for one thing."""
-
-    async def ask() -> Result:
-        async with agent_control(config) as agent:
-            return await work(agent)
-
-    return asyncio.run(ask())
 
 
 class FolderAgent:
@@ -52,18 +40,12 @@ class FolderAgent:
     """
 
     def __init__(self, config: AgentConfig) -> None:
-        from edge.app import state_folder
-        from edge.core.clock import SystemClock
-
         self._config = config
         self._folder = state_folder(config)
         self._clock = SystemClock()
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer; its call as the coordinator has it, where one can be asked."""
-        from edge.answering.explain import explained
-        from edge.state.feedback import said_of
-
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
             async with present_coordinator(self._config, state) as client:
@@ -72,36 +54,27 @@ class FolderAgent:
 
     async def status(self) -> Mapping[str, Any]:
         """What the folder holds: how far learning has come, and which adapter is active."""
-        from edge.learning.conditions import BY_YOU, PAUSED
-
         known: dict[str, Any] = {
             "running": False, "address": None, "pid": None, "learning": "stopped", "mode": self._config.mode, "model": None,
             "phases": len(self._config.phases), "steps_planned": None, "online": False,
             "offline_reason": "no agent is running",
         }  # fmt: skip
-        with self._reading() as state:
+        with reading(self._folder) as state:
             if state is None:
                 return {**known, "steps_done": 0, "phase": 0, "task": "", "adapter_version": 0, "trained_version": 0,
                         "target_rate": None, "dual": None, "paused": False, "waiting": "", "outbox": 0}  # fmt: skip
             position, lineage, last = state.position(), state.lineage(), next(iter(state.steps(last=1)), None)
-            terms, paused = state.terms(last.task) if last else None, state.meta(PAUSED) == "1"
+            terms, paused = state.terms(last.task) if last else None, state.meta(conditions.PAUSED) == "1"
             return {
-                **known,
-                "steps_done": position.steps_done,
-                "phase": position.phase,
-                "task": last.task if last else "",
-                "adapter_version": lineage.serving,
-                "trained_version": lineage.latest,
-                "target_rate": terms.target_rate if terms else None,
-                "dual": terms.dual if terms else None,
-                "paused": paused,
-                "waiting": BY_YOU if paused else "",
-                "outbox": len(state.outbox()),
-            }
+                **known, "steps_done": position.steps_done, "phase": position.phase, "task": last.task if last else "",
+                "adapter_version": lineage.serving, "trained_version": lineage.latest,
+                "target_rate": terms.target_rate if terms else None, "dual": terms.dual if terms else None,
+                "paused": paused, "waiting": conditions.BY_YOU if paused else "", "outbox": len(state.outbox()),
+            }  # fmt: skip
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """The committed steps above `after`."""
-        with self._reading() as state:
+        with reading(self._folder) as state:
             return [] if state is None else [step.to_json() for step in state.steps() if step.step > after]
 
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
@@ -111,10 +84,7 @@ class FolderAgent:
 
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever, by this device's own records."""
-        from edge.core.clock import local_day
-        from edge.state.reader import Used, used_today
-
-        with self._reading() as state:
+        with reading(self._folder) as state:
             if state is None:
                 day, today, ever = local_day(self._clock.now()), Used(), Used()
             else:
@@ -140,13 +110,9 @@ class FolderAgent:
 
     async def budget(self) -> Mapping[str, Any]:
         """What the folder knows, and what the coordinator says now where one can be asked."""
-        from edge.app import switched_off
-        from edge.budget.overview import StoredSettings, nothing_stored, stored_overview, stored_tasks
-        from edge.cloud.client import KnownBudget
-
         config = self._config
         settings = StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
-        with self._reading() as state:
+        with reading(self._folder) as state:
             if state is None:
                 return nothing_stored(settings).to_json()
             reported: dict[str, KnownBudget] = {}
@@ -160,42 +126,34 @@ class FolderAgent:
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
         with self._writing() as state:
-            self._dials(state).set(target_rate, task or None)
+            Dials(state, self._config.budget.dial, self._clock).set(target_rate, task or None)
         return await self.budget()
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Strike out a label's dial."""
         with self._writing() as state:
-            self._dials(state).forget(task)
+            Dials(state, self._config.budget.dial, self._clock).forget(task)
         return await self.budget()
 
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
-        from edge.cloud.switch import set_paused
-
         with self._writing() as state:
-            set_paused(state, paused, self._clock.now())
+            switch.set_paused(state, paused, self._clock.now())
         return await self.budget()
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
-        from edge.budget.whatif import what_if, what_if_recorded
-
-        with self._reading() as state:
+        with reading(self._folder) as state:
             found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
             return found.to_json()
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """What left the device."""
-        from edge.cloud.sent import reading_sent
-
         with reading_sent(self._folder) as reader:
             return _NOTHING_SENT if reader is None else reader.listing(choice)
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content."""
-        from edge.cloud.sent import entry_json, reading_sent
-
         with reading_sent(self._folder) as reader:
             if reader is None:
                 raise NotFound("nothing has left this device", hint="see edge-agent outbox")
@@ -203,9 +161,6 @@ class FolderAgent:
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person says of an answer."""
-        from edge.state.feedback import Feedback, FeedbackBook, Verdict
-        from edge.state.folder import StateFolder
-
         with self._answered(answer_id):
             pass
         with StateFolder(self._folder) as folder:
@@ -214,27 +169,18 @@ class FolderAgent:
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        from edge.learning.activity import read_daybook
-
         return read_daybook(self._folder, since, self._clock.now())
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
-        from edge.learning.conditions import BY_YOU, set_paused
-
         with self._writing() as folder:
-            set_paused(folder, paused)
-        return {"paused": paused, "waiting": BY_YOU if paused else ""}
-
-    def _reading(self) -> AbstractContextManager[StateReader | None]:
-        from edge.state.reader import reading
-
-        return reading(self._folder)
+            conditions.set_paused(folder, paused)
+        return {"paused": paused, "waiting": conditions.BY_YOU if paused else ""}
 
     @contextmanager
     def _answered(self, answer_id: str) -> Iterator[StateReader]:
         """The folder in which an answer is looked for. Raises NotFound where nothing was asked yet."""
-        with self._reading() as state:
+        with reading(self._folder) as state:
             if state is None:
                 raise NotFound(f"no answer with id {answer_id}: nothing was asked in {self._folder} yet")
             yield state
@@ -242,9 +188,7 @@ class FolderAgent:
     @contextmanager
     def _writing(self) -> Iterator[StateFolder]:
         """The folder with its lock held. Raises StateError where no agent has used it: a slip of the hand must not make another one."""
-        from edge.state.folder import StateFolder
-
-        with self._reading() as state:
+        with reading(self._folder) as state:
             if state is None:
                 raise StateError(
                     f"no agent has used the state folder {self._folder} yet", hint="edge-agent run makes one; check --state"
@@ -254,25 +198,16 @@ class FolderAgent:
 
     @contextmanager
     def _versions(self) -> Iterator[Versions]:
-        from edge.app import sound_adapter
         from edge.learning.adapters import Versions
         from edge.learning.checkpoints import Checkpoints
-        from edge.state.folder import CHECKPOINTS, StateFolder
 
         with StateFolder(self._folder) as folder:
             yield Versions(folder, Checkpoints(self._folder / CHECKPOINTS), sound_adapter)
-
-    def _dials(self, state: StateFolder) -> Dials:
-        from edge.budget.dial import Dials
-
-        return Dials(state, self._config.budget.dial, self._clock)
 
 
 @asynccontextmanager
 async def present_coordinator(config: AgentConfig, state: StateReader) -> AsyncIterator[CoordinatorClient | None]:
     """The coordinator, if there is one to be reached: the configured one, or an embedded one that runs now."""
-    from edge.app import build_client, coordinator_address
-
     address = coordinator_address(config, state.folder)
     if config.coordinator.address is None and not Path(address.removeprefix("unix:")).exists():  # noqa: ASYNC240
         yield None
