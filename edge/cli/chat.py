@@ -60,7 +60,7 @@ async def _chat(settings: Settings, task: str | None, *, history: bool, as_json:
             from edge.cli.prompt import open_history, typed_lines
 
             config = settings.config()
-            lines = typed_lines(open_history(state_folder(config), kept=history and config.chat.history))
+            lines = typed_lines(open_history(state_folder(config), stored=history and config.chat.history))
             print_line(_GREETING)
         else:
             lines = piped_lines()

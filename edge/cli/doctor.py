@@ -77,7 +77,8 @@ def command(
         if not json:
             hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
             print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)
-    failed, wanted = _failed(findings), measure or profile is not None
+    failed = any(finding.state == "fail" for finding in findings)
+    wanted = measure or profile is not None
     measured = _measured(settings.config(), profile) if wanted and not failed else None
     if json:
         checks = [asdict(finding) for finding in findings]
@@ -147,9 +148,13 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("configuration", "ok", str(settings.config_file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
-    decoding = check_decoding()
-    yield from decoding
-    computes = not _failed(decoding)  # where llama.cpp crashes, no check may touch it in this process
+    computes, version = True, _version("llama-cpp-python")
+    if version is not None:  # it is tried in a process of its own; where it crashes, no check may touch it in this one
+        fault, crashed = llama_fault()
+        computes = not fault
+        hint = rebuild_hint(version) if crashed else install_extra("agent")
+        works = Finding("decoding", "ok", "llama.cpp computes on this processor")
+        yield Finding("decoding", "fail", f"llama.cpp {fault}", hint) if fault else works
     if computes:
         yield check_graphics()
     yield from check_machine()
@@ -180,10 +185,8 @@ def check_extra(name: str) -> Finding:
 def check_machine() -> Iterator[Finding]:
     """Cores that this process may use, the processor with the features that the engines use, and free memory."""
     cores = usable_cores()
-    if cores < 2:
-        yield Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
-    else:
-        yield Finding("cores", "ok", f"{cores} cores")
+    alone = Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
+    yield alone if cores < 2 else Finding("cores", "ok", f"{cores} cores")
     flags = cpu_flags()
     features = ", ".join(feature for feature in _SHOWN_FEATURES if feature in flags) or "no features reported"
     yield Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {features}")
@@ -194,11 +197,8 @@ def check_machine() -> Iterator[Finding]:
 
     memory = psutil.virtual_memory()
     free, whole = memory.available / 2**30, memory.total / 2**30
-    text = f"{free:.1f} GiB free of {whole:.1f} GiB"
-    if free < _NEEDED_GIB:
-        yield Finding("memory", "warn", text, "learning with the bundled model wants about 1 GiB")
-    else:
-        yield Finding("memory", "ok", text)
+    hint = "learning with the bundled model wants about 1 GiB" if free < _NEEDED_GIB else ""
+    yield Finding("memory", "warn" if hint else "ok", f"{free:.1f} GiB free of {whole:.1f} GiB", hint)
 
 
 def check_other_load(config: AgentConfig, busy: float, usable: int) -> Finding:
@@ -221,17 +221,6 @@ def check_backends() -> Iterator[Finding]:
         yield Finding(name, "ok", f"{package} {version}" if version else f"not installed ({install_extra(extra)})")
 
 
-def check_decoding() -> list[Finding]:
-    """Whether llama.cpp computes here, tried in a process of its own; nothing where it is not installed."""
-    version = _version("llama-cpp-python")
-    if version is None:
-        return []
-    fault, crashed = llama_fault()
-    if fault:
-        return [Finding("decoding", "fail", f"llama.cpp {fault}", rebuild_hint(version) if crashed else install_extra("agent"))]
-    return [Finding("decoding", "ok", "llama.cpp computes on this processor")]
-
-
 def check_graphics() -> Finding:
     """What the engines do with a graphics processor."""
     from edge.core.machine import nvidia_driver
@@ -249,9 +238,8 @@ def check_graphics() -> Finding:
         return Finding("graphics", "ok", "none that the engines can use")
     serving = "llama.cpp serves on it" if offloads else "llama.cpp is built for the processor alone"
     training = f"torch can train on {trains_on}" if trains_on else "torch sees none"
-    if nvidia_driver() and not offloads:
-        return Finding("graphics", "warn", f"{serving}; {training}", _CUDA_BUILD)
-    return Finding("graphics", "ok", f"{serving}; {training}")
+    hint = _CUDA_BUILD if nvidia_driver() and not offloads else ""
+    return Finding("graphics", "warn" if hint else "ok", f"{serving}; {training}", hint)
 
 
 def _version(package: str) -> str | None:
@@ -280,10 +268,9 @@ def check_engine(config: AgentConfig) -> Finding:
         except ImportError as error:
             return Finding("engine", "fail", f"ONNX Runtime cannot be loaded ({error})", install_extra("onnx"))
         choice = choose_providers(config.engine.onnx_providers, available)
-        if choice.missing:
-            hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
-            return Finding("engine", "warn", f"{choice.said}; torch trains", hint)
-        return Finding("engine", "ok", f"{choice.said}; torch trains")
+        advice = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
+        hint = advice if choice.missing else ""
+        return Finding("engine", "warn" if hint else "ok", f"{choice.said}; torch trains", hint)
     if config.engine.backend == "auto" and apple_silicon() and not installed(ENGINES["mlx"]):
         hint = f"{install_extra('mlx')}, to use this Mac's GPU for learning too"
         return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
@@ -297,7 +284,7 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
 
     try:
         wished = with_its_device(config, model_file(config.model.path))
-    except EdgeError:  # no model or no engine: told by the checks of those
+    except EdgeError:  # no model or no engine: reported by the checks of those
         return
     if wished.learning.device != "auto" and _version("torch") is not None:
         try:
@@ -360,11 +347,18 @@ def check_state(config: AgentConfig) -> Finding:
     from edge.app import state_folder
 
     folder = state_folder(config)
-    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())  # what is made below it is removed again
+    made = [path for path in (folder, *folder.parents) if path != place and path.is_relative_to(place)]
     try:
-        _try_to_write(folder, place)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"edge-agent")
     except OSError as error:
         return Finding("state folder", "fail", f"{folder} cannot be written ({error.strerror})", "choose another with --state")
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
     free = shutil.disk_usage(place).free / 2**30
     if free < _FREE_GIB:
         return Finding("state folder", "warn", f"{folder}: only {free:.2f} GiB free on this disk")
@@ -373,49 +367,24 @@ def check_state(config: AgentConfig) -> Finding:
     return Finding("state folder", "ok", f"{folder}, {free:.0f} GiB free{use}")
 
 
-def _try_to_write(folder: Path, place: Path) -> None:
-    """Make the folder (`place` is the part of its path that exists) and a file in it, and remove both again. Raises OSError."""
-    made = [path for path in (folder, *folder.parents) if path != place and path.is_relative_to(place)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"edge-agent")
-    finally:
-        for path in made:
-            with suppress(OSError):
-                path.rmdir()
-
-
 def check_coordinator(config: AgentConfig) -> Finding:
     """Whether the coordinator answers; an embedded one is only started by an agent."""
+    from edge.app import build_credentials
+    from edge.rpc.health import is_serving, require_handshake
+
     address = config.coordinator.address
     if address is None:
         if importlib.util.find_spec("coordinator") is None:
             return Finding("coordinator", "fail", "the coordinator package is missing", install_extra("coordinator"))
         return Finding("coordinator", "ok", "embedded, started with the agent")
     try:
-        reached = asyncio.run(_reach(config, address))
+        credentials = build_credentials(config)
+        if asyncio.run(is_serving(address, credentials=credentials)):
+            return Finding("coordinator", "ok", f"{address} answers")
+        asyncio.run(require_handshake(address, _REACH_S, credentials))  # raises when TLS is the reason that nothing answers
     except EdgeError as error:
         return Finding("coordinator", "fail", f"{address}: {error}", error.hint)
-    if not reached:
-        return Finding("coordinator", "warn", f"{address} does not answer", "the agent will answer locally until it does")
-    return Finding("coordinator", "ok", f"{address} answers")
-
-
-async def _reach(config: AgentConfig, address: str) -> bool:
-    """Raises CoordinatorUnavailable when TLS is the reason that nothing answers."""
-    from edge.app import build_credentials
-    from edge.rpc.health import is_serving, require_handshake
-
-    credentials = build_credentials(config)
-    if await is_serving(address, credentials=credentials):
-        return True
-    await require_handshake(address, _REACH_S, credentials)
-    return False
-
-
-def _failed(findings: Sequence[Finding]) -> bool:
-    return any(finding.state == "fail" for finding in findings)
+    return Finding("coordinator", "warn", f"{address} does not answer", "the agent will answer locally until it does")
 
 
 _TRIAL_S = 120.0

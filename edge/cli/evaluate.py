@@ -192,21 +192,21 @@ def adapter_folders(adapter: str, config: AgentConfig, run_folder: Path | None =
 
 
 def adapter_described(adapters: Sequence[Path], adapter: str, config: AgentConfig, run_folder: Path | None = None) -> str:
-    """Which adapter is measured and why, and which one serves where that is another."""
+    """Which adapter is measured and why, and which one is active where that is another."""
     from edge import app
 
     if not adapters:
-        return "the bare model" + (", which serves now" if adapter == SERVING else "")
+        return "the bare model" + (", which is active" if adapter == SERVING else "")
     version, folder = app.adapter_version(adapters[0]), visible(str(adapters[0]))
     name = f"the adapter {folder}" if version is None else f"adapter {version}"
     if run_folder is not None or adapter not in (SERVING, LATEST):
         return name if version is None else f"{name} ({folder})"
     if adapter == SERVING:
-        return f"{name}, which serves now"
+        return f"{name}, which is active"
     serving = app.serving_adapters(config)
     if serving[:1] == tuple(adapters[:1]):
         return f"{name}, the newest"
-    return f"{name}, the newest; {f'adapter {app.adapter_version(serving[0])}' if serving else 'the bare model'} serves"
+    return f"{name}, the newest; {f'adapter {app.adapter_version(serving[0])}' if serving else 'the bare model'} is active"
 
 
 def _may_be_written(file: Path) -> bool:

@@ -99,7 +99,7 @@ def _wrong_usage(error: Any) -> int:
 
 
 def _drop_output() -> int:
-    """Whoever read our output has gone (`| head`): end quietly, and keep the interpreter from flushing into what takes nothing any more."""
+    """Whoever read our output is gone (`| head`): end quietly, and keep the interpreter from flushing into what takes nothing any more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

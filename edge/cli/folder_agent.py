@@ -35,7 +35,7 @@ _NOTHING_SENT: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": 
 class FolderAgent:
     """`AgentControl` over a state folder that no agent uses; no model is loaded and no coordinator started.
 
-    What only looks also works beside a process that holds the folder, such as `edge-agent learn`; what changes something then raises
+    What only reads also works beside a process that holds the folder, such as `edge-agent learn`; what changes something then raises
     StateError.
     """
 
@@ -109,7 +109,7 @@ class FolderAgent:
             return versions.go_back(version, self._clock.now()).to_dict()
 
     async def budget(self) -> Mapping[str, Any]:
-        """What the folder knows, and what the coordinator says now where one can be asked."""
+        """What the folder knows, and what the coordinator reports now where one can be asked."""
         config = self._config
         settings = StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
         with reading(self._folder) as state:
@@ -160,7 +160,7 @@ class FolderAgent:
             return entry_json(*reader.entry(entry_id))
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person says of an answer."""
+        """Store a person's verdict on an answer."""
         with self._answered(answer_id):
             pass
         with StateFolder(self._folder) as folder:

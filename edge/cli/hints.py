@@ -62,7 +62,7 @@ def hints_measure(
         replay=replay,
     )
     if replay is None:
-        with StateFolder(state_folder(config)):  # refused before anything is said or loaded where an agent uses it
+        with StateFolder(state_folder(config)):  # StateError before anything is loaded where an agent uses it
             pass
     with open_console(SystemClock(), quiet=json) as console:
         console.say(f"items of {', '.join(plan.sources)} that ask for help go to the cloud LLM twice: with and without a hint")

@@ -73,7 +73,7 @@ def command(
 
 
 def with_an_end(settings: Settings) -> Settings:
-    """A run needs an end: phases of 150 steps where neither the command line nor the configuration says how long they are."""
+    """A run needs an end: phases of 150 steps where neither the command line nor the configuration gives their length."""
     from edge.config.schema import FIRST_PHASE_STEPS
 
     if settings.phase_steps is not None:

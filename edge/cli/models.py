@@ -209,7 +209,7 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> None:
 
 
 def _learning_bytes(path: Path) -> tuple[int | None, str]:
-    """What learning takes at its fullest with the default settings; or None and why that cannot be told."""
+    """What learning takes at its fullest with the default settings; or None and why that is not known."""
     from edge.config.schema import AgentConfig
 
     try:

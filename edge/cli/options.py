@@ -78,7 +78,7 @@ def rate_of(text: str) -> float | None:
 
 
 def mode_of(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:
-    """The one mode that the options say. Raises UsageError where they say two."""
+    """The one mode that the options ask for. Raises UsageError where they ask for two."""
     given = dict.fromkeys([*(["local-only"] * local_only), *(["cloud-only"] * cloud), *([mode] if mode else [])])
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are two modes", hint="give one of --mode, --local-only and --cloud")

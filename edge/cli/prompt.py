@@ -50,9 +50,9 @@ async def typed_lines(history: History) -> AsyncIterator[str]:
         yield line
 
 
-def open_history(folder: Path, *, kept: bool) -> History:
-    """What was asked in this state folder before, in a file only its owner can read; of this conversation alone where it is not kept."""
-    if not kept:
+def open_history(folder: Path, *, stored: bool) -> History:
+    """What was asked in this state folder before, in a file only its owner can read; of this conversation alone where it is not stored."""
+    if not stored:
         return InMemoryHistory()
     file = folder / HISTORY_FILE
     try:

@@ -217,7 +217,7 @@ class RemoteAgent:
         return await self._get(f"/api/sent/{entry_id}")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person says of an answer."""
+        """Store a person's verdict on an answer."""
         return await self._post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
 
     async def report(self, since: float) -> Mapping[str, Any]:

@@ -22,6 +22,6 @@ def command(new: Annotated[bool, Option("--new", help="Make another one in its p
     path = Path(named).expanduser() if named else state_folder(config) / "serve-token"
     print(make_token(path) if new or not path.exists() else read_token(path))
     if not named:
-        print_line(f"kept in {path}; edge-agent run asks for it with --set serve.token_file={path}")
+        print_line(f"stored in {path}; edge-agent run asks for it with --set serve.token_file={path}")
     elif new:
-        print_line(f"kept in {path}; a running agent goes on with the old one until it is started again")
+        print_line(f"stored in {path}; a running agent goes on with the old one until it is started again")

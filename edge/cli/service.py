@@ -72,7 +72,8 @@ def service_install(
         write_atomically(file, text)
     except OSError as error:
         raise EdgeError(f"{file}: cannot be written ({error.strerror})", hint="check the folder and its permissions") from error
-    _run_all(manager.start())
+    for words in manager.start():
+        _run(words, f"{shlex.join(words)} failed")
     print(f"installed and started: {file}")
     if manager.lingers:  # without lingering a user's services end with the last session
         code, answer = _outcome(manager.lingers)
@@ -94,9 +95,11 @@ def service_uninstall(dry_run: DryRun = False) -> None:
     if not manager.file.exists():
         raise UsageError(f"no service is installed ({manager.file} is not there)")
     _require(manager)
-    _run_all(manager.stop)
+    for words in manager.stop:
+        _run(words, f"{shlex.join(words)} failed")
     manager.file.unlink()
-    _run_all(manager.forget)
+    for words in manager.forget:
+        _run(words, f"{shlex.join(words)} failed")
     print(f"stopped and removed: {manager.file}; state, models and what was learned stay")
 
 
@@ -131,22 +134,11 @@ def service_logs(
 
 def _run_options(settings: Settings) -> list[str]:
     """The options of `run` that mean the same as these settings, from any folder; a model's name stays as it is."""
+    paths = {"--config": settings.config_file, "--state": settings.state, "--device-profile": settings.device_profile}
+    options: dict[str, object] = {name: path and path.expanduser().absolute() for name, path in paths.items()}
     model = Path(settings.model or "").expanduser()
-    options = {
-        **{
-            name: str(path.expanduser().absolute())
-            for name, path in (
-                ("--config", settings.config_file),
-                ("--state", settings.state),
-                ("--device-profile", settings.device_profile),
-            )
-            if path is not None
-        },
-        "--model": str(model.absolute()) if settings.model and model.exists() else settings.model,
-        "--coordinator": settings.coordinator,
-        "--mode": settings.mode,
-        "--port": settings.port,
-    }
+    options["--model"] = model.absolute() if settings.model and model.exists() else settings.model
+    options |= {"--coordinator": settings.coordinator, "--mode": settings.mode, "--port": settings.port}
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return [*words, *(word for value in settings.sets or () for word in ("--set", value))]
 
@@ -160,21 +152,17 @@ def _outcome(command: Sequence[str]) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+def _run(command: Sequence[str], problem: str, hint: str = "") -> None:
+    """Raises EdgeError with the problem and what the command printed where it fails."""
+    code, text = _outcome(command)
+    if code:
+        raise EdgeError(f"{problem}: {shown(one_line(text)) or f'exit code {code}'}", hint=hint)
+
+
 def _require(manager: Manager) -> None:
     """Raises EdgeError where the service manager cannot be spoken to, before anything is changed."""
-    code, text = _outcome(manager.probe)
-    if code:
-        raise EdgeError(
-            f"{' '.join(manager.probe[:2])} cannot be used here: {shown(one_line(text)) or f'exit code {code}'}",
-            hint="nothing was changed; log in as this user, or take edge-agent service install --print to another service manager",
-        )
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    for command in commands:
-        code, text = _outcome(command)
-        if code:
-            raise EdgeError(f"{shlex.join(command)} failed: {shown(one_line(text)) or f'exit code {code}'}")
+    elsewhere = "log in as this user, or take edge-agent service install --print to another service manager"
+    _run(manager.probe, f"{' '.join(manager.probe[:2])} cannot be used here", hint=f"nothing was changed; {elsewhere}")
 
 
 @dataclass(frozen=True, slots=True)

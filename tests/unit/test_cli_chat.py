@@ -44,33 +44,33 @@ def test_the_help_tells_every_command() -> None:
 def test_the_history_is_the_owners_alone_even_where_it_was_not(tmp_path: Path) -> None:
     file = tmp_path / HISTORY_FILE
     file.touch(mode=0o644)
-    open_history(tmp_path, kept=True).append_string("one\ntwo")
+    open_history(tmp_path, stored=True).append_string("one\ntwo")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["one\ntwo"]
+    assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["one\ntwo"]
 
 
 def test_a_long_history_keeps_its_newest_entries_in_order(tmp_path: Path) -> None:
-    history = open_history(tmp_path, kept=True)
+    history = open_history(tmp_path, stored=True)
     padding = "x" * (MOST_HISTORY_BYTES // KEPT_ENTRIES)
     for number in range(KEPT_ENTRIES + 5):
         history.store_string(f"{number} {padding}")
-    newest_first = [entry.split()[0] for entry in open_history(tmp_path, kept=True).load_history_strings()]
+    newest_first = [entry.split()[0] for entry in open_history(tmp_path, stored=True).load_history_strings()]
     assert newest_first == [str(number) for number in reversed(range(5, KEPT_ENTRIES + 5))]
     assert [file.name for file in tmp_path.iterdir()] == [HISTORY_FILE]
 
 
 def test_odd_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
-    open_history(tmp_path, kept=True).append_string("half \udce9 character")
-    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["half ? character"]
+    open_history(tmp_path, stored=True).append_string("half \udce9 character")
+    assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["half ? character"]
 
 
 def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(open_history(tmp_path / "none", kept=True), InMemoryHistory)
+    assert isinstance(open_history(tmp_path / "none", stored=True), InMemoryHistory)
     assert "will not be remembered" in capsys.readouterr().err
     (tmp_path / "elsewhere").touch()
     (tmp_path / HISTORY_FILE).symlink_to(tmp_path / "elsewhere")  # a link would lead the questions out of the state folder
-    assert isinstance(open_history(tmp_path, kept=True), InMemoryHistory)
-    assert not list(open_history(tmp_path, kept=False).load_history_strings())
+    assert isinstance(open_history(tmp_path, stored=True), InMemoryHistory)
+    assert not list(open_history(tmp_path, stored=False).load_history_strings())
 
 
 def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:

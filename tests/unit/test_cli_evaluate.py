@@ -114,13 +114,13 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
         for step in (3, 12):
             (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_lineage(Lineage(12, 12))
-        assert (told("serving"), told("latest")) == ("adapter 12, which serves now", "adapter 12, the newest")
+        assert (told("serving"), told("latest")) == ("adapter 12, which is active", "adapter 12, the newest")
         state.set_lineage(Lineage(3, 3))
-        assert told("serving") == "adapter 3, which serves now"
-        assert told("latest") == "adapter 12, the newest; adapter 3 serves"
+        assert told("serving") == "adapter 3, which is active"
+        assert told("latest") == "adapter 12, the newest; adapter 3 is active"
         state.set_lineage(Lineage(0, 0))
-        assert told("serving") == "the bare model, which serves now"
-        assert told("latest") == "adapter 12, the newest; the bare model serves"
+        assert told("serving") == "the bare model, which is active"
+        assert told("latest") == "adapter 12, the newest; the bare model is active"
         assert told("none") == "the bare model"
     assert adapter_folders("serving", AgentConfig(state_folder=str(tmp_path / "none"))) == ()
 
