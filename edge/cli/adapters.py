@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from edge.cli.options import Force, Json
-from edge.cli.output import local_time, print_json, print_line, print_result, visible
+from edge.cli.output import columns, local_time, print_json, print_line, print_result, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import AdapterError, NotFound, StateError, UsageError
@@ -45,7 +45,11 @@ def adapters_list(settings: Settings, json: Json = False) -> None:
     if json:
         print_json(versions)
     elif versions:
-        print("\n".join(_table(versions)))
+        rows = [
+            ("version", "when", "phase", "task", "size", "local accuracy", "assist rate", "gate", "state"),
+            *map(_row, versions),
+        ]
+        print("\n".join(columns(rows)))
         if not any(version["serving"] for version in versions):
             print("the bare model (version 0) is active")
     else:
@@ -169,28 +173,6 @@ def _write(folder: Path, draft: Path, form: str, config: AgentConfig) -> None:
         write_gguf_adapter(folder, base, draft)
 
 
-def _table(versions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One line a version."""
-    rows = [("version", "when", "phase", "task", "size", "local accuracy", "assist rate", "gate", "state")]
-    for version in versions:
-        rows.append(
-            (
-                str(version["version"]),
-                local_time(version["at"]),
-                "-" if version["phase"] is None else str(version["phase"] + 1),
-                visible(version["task"] or "-"),
-                data_size(version["size_bytes"]),
-                percent(version["kept_accuracy"]),
-                percent(version["assist_rate"]),
-                _gate(version),
-                _state(version),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def _version_lines(version: Mapping[str, Any]) -> Iterator[str]:
     """One version for a person."""
     lora, before, after = version["config"], version["gate_before"], version["gate_after"]
@@ -219,6 +201,20 @@ def _version_lines(version: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'layer':<{width}}  {'|A|':>9}  {'|B|':>9}  {'|change|':>9}"
         for layer, of in norms.items():
             yield f"{layer:<{width}}  {of['a']:>9.4f}  {of['b']:>9.4f}  {of['change']:>9.4f}"
+
+
+def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(version["version"]),
+        local_time(version["at"]),
+        "-" if version["phase"] is None else str(version["phase"] + 1),
+        visible(version["task"] or "-"),
+        data_size(version["size_bytes"]),
+        percent(version["kept_accuracy"]),
+        percent(version["assist_rate"]),
+        _gate(version),
+        _state(version),
+    )
 
 
 def _state(version: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,13 @@ def print_json(value: Any, *, one_line: bool = False) -> None:
 def one_line(text: object) -> str:
     """Anything on one line, its characters visible."""
     return visible(" ".join(str(text).split()))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table as lines, their cells below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def local_time(at: float | None) -> str:

@@ -155,51 +155,51 @@ class RemoteAgent:
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer."""
-        return await self._get(f"/api/why/{quote(answer_id, safe='')}")
+        return await self._ask(f"/api/why/{quote(answer_id, safe='')}")
 
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now, with its address and process."""
-        return {"running": True, "address": self.url, "pid": self._pid, **await self._get("/api/status")}
+        return {"running": True, "address": self.url, "pid": self._pid, **await self._ask("/api/status")}
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """Learning steps with a number above `after`."""
-        return list((await self._get(f"/api/steps?after={after}"))["steps"])
+        return list((await self._ask(f"/api/steps?after={after}"))["steps"])
 
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
         """The adapter versions on disk."""
-        return list((await self._get("/api/adapters"))["adapters"])
+        return list((await self._ask("/api/adapters"))["adapters"])
 
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever."""
-        return await self._get("/v1/usage")
+        return await self._ask("/v1/usage")
 
     async def ready(self) -> Mapping[str, Any]:
         """Whether questions can be answered now."""
-        return await self._get("/health/ready")
+        return await self._ask("/health/ready")
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version."""
-        return await self._post("/api/adapters/rollback", {"version": version})
+        return await self._ask("/api/adapters/rollback", {"version": version})
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return await self._get("/api/budget")
+        return await self._ask("/api/budget")
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
-        return await self._post("/api/budget", {"task": task, "target_rate": target_rate})
+        return await self._ask("/api/budget", {"task": task, "target_rate": target_rate})
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Strike out a label's dial."""
-        return await self._post("/api/budget/forget", {"task": task})
+        return await self._ask("/api/budget/forget", {"task": task})
 
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
-        return await self._post("/api/budget/pause", {"paused": paused})
+        return await self._ask("/api/budget/pause", {"paused": paused})
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant."""
-        return await self._post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
+        return await self._ask("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """What left the device."""
@@ -210,38 +210,31 @@ class RemoteAgent:
             "kind": choice.kind,
             "answer": choice.answer_id,
         }
-        return await self._get(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
+        return await self._ask(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content."""
-        return await self._get(f"/api/sent/{entry_id}")
+        return await self._ask(f"/api/sent/{entry_id}")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Store a person's verdict on an answer."""
-        return await self._post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+        return await self._ask("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return await self._get(f"/api/report?since={since:.3f}")
+        return await self._ask(f"/api/report?since={since:.3f}")
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
-        return await self._post("/api/learning", {"paused": paused})
+        return await self._ask("/api/learning", {"paused": paused})
 
-    async def _get(self, path: str) -> Mapping[str, Any]:
-        return await self._request("GET", path)
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Have something done; waits until it is."""
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Read what is at a path; with a body have something done, and wait until it is."""
         import aiohttp
 
-        return await self._request("POST", path, json=dict(body), timeout=aiohttp.ClientTimeout(total=None))
-
-    async def _request(self, method: str, path: str, **options: Any) -> Mapping[str, Any]:
-        import aiohttp
-
+        doing: dict[str, Any] = {} if body is None else {"json": dict(body), "timeout": aiohttp.ClientTimeout(total=None)}
         try:
-            async with self._session.request(method, self.url + path, **options) as reply:
+            async with self._session.request("GET" if body is None else "POST", self.url + path, **doing) as reply:
                 await _raise_for(reply)
                 value: Mapping[str, Any] = await reply.json()
                 return value

@@ -23,71 +23,79 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-Model = Annotated[
-    str | None,
-    Option(
-        "--model",
-        help="GGUF file, or the name of a bundled or pulled model.",
-        metavar="NAME|PATH",
-        autocompletion=completion.models,
-    ),
-]
-Coordinator = Annotated[
-    str | None,
-    Option("--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"),
-]
-State = Annotated[Path | None, Option("--state", help="State folder (default: the platform's).", metavar="DIR")]
-Mode = Annotated[
-    str | None,
-    Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE", autocompletion=completion.modes),
-]
-Tasks = Annotated[
-    list[str] | None,
-    Option(
-        "--tasks",
-        help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
-        metavar="SOURCE",
-        autocompletion=completion.sources,
-    ),
-]
-TargetRate = Annotated[
-    float | None, Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU")
-]
-Seed = Annotated[int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N")]
-Port = Annotated[int | None, Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")]
-UnsafePrograms = Annotated[
-    bool, Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none.")
-]
-DeviceProfile = Annotated[
-    Path | None, Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE")
-]
-NeverSend = Annotated[
-    list[str] | None,
-    Option(
-        "--never-send", help="Text, or like:PATTERN, that no request may hold; added to the configured rules.", metavar="TEXT"
-    ),
-]
-ConfigFile = Annotated[Path | None, Option("--config", help="YAML configuration file.", metavar="FILE")]
-Sets = Annotated[list[str] | None, Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was given of the shared options; None (or False) where an option was not. `phase_steps`: the steps of each phase."""
+    """What was given of the shared options; None (or False) where an option was not.
 
-    config_file: ConfigFile = None
-    sets: Sets = None
-    model: Model = None
-    coordinator: Coordinator = None
-    state: State = None
-    mode: Mode = None
-    tasks: Tasks = None
-    target_rate: TargetRate = None
-    seed: Seed = None
-    port: Port = None
-    unsafe_programs: UnsafePrograms = False
-    device_profile: DeviceProfile = None
-    never_send: NeverSend = None
+    A field is one option: how the command line reads it, and the configuration key that it sets. Those without a key are put together in
+    `resolve`. `phase_steps`: the steps of each phase.
+    """
+
+    config_file: Annotated[Path | None, Option("--config", help="YAML configuration file.", metavar="FILE")] = None
+    sets: Annotated[
+        list[str] | None, Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            help="GGUF file, or the name of a bundled or pulled model.",
+            metavar="NAME|PATH",
+            autocompletion=completion.models,
+        ),
+        "model.path",
+    ] = None
+    coordinator: Annotated[
+        str | None,
+        Option(
+            "--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"
+        ),
+        "coordinator.address",
+    ] = None
+    state: Annotated[
+        Path | None, Option("--state", help="State folder (default: the platform's).", metavar="DIR"), "state_folder"
+    ] = None
+    mode: Annotated[
+        str | None,
+        Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE", autocompletion=completion.modes),
+        "mode",
+    ] = None
+    tasks: Annotated[
+        list[str] | None,
+        Option(
+            "--tasks",
+            help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
+            metavar="SOURCE",
+            autocompletion=completion.sources,
+        ),
+    ] = None
+    target_rate: Annotated[
+        float | None,
+        Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+    ] = None
+    seed: Annotated[
+        int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N"), "learning.seed"
+    ] = None
+    port: Annotated[int | None, Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one)."), "serve.port"] = (
+        None
+    )
+    unsafe_programs: Annotated[
+        bool,
+        Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none."),
+        "programs.unsafe",
+    ] = False
+    device_profile: Annotated[
+        Path | None,
+        Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
+        "device_profile",
+    ] = None
+    never_send: Annotated[
+        list[str] | None,
+        Option(
+            "--never-send", help="Text, or like:PATTERN, that no request may hold; added to the configured rules.", metavar="TEXT"
+        ),
+    ] = None
     phase_steps: int | None = None
 
     def resolve(self, pick: Callable[[AgentConfig], Pick] | None = None) -> Resolved[AgentConfig]:
@@ -123,19 +131,9 @@ class Settings:
         return self.resolve().config
 
 
-_KEYS = {
-    "device_profile": "device_profile",
-    "model": "model.path",
-    "coordinator": "coordinator.address",
-    "state": "state_folder",
-    "mode": "mode",
-    "seed": "learning.seed",
-    "port": "serve.port",
-    "unsafe_programs": "programs.unsafe",
-}
-"""The configuration key that an option sets; rates, steps, tasks and never-send rules are put together in `resolve`."""
 _OPTIONS = get_type_hints(Settings, include_extras=True)
 _DEFAULTS = {field.name: field.default for field in fields(Settings)}
+_KEYS = {name: hint.__metadata__[1] for name, hint in _OPTIONS.items() if len(getattr(hint, "__metadata__", ())) > 1}
 
 
 def takes(names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:

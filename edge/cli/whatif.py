@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from edge.cli.options import Json, rate_of
-from edge.cli.output import print_result
+from edge.cli.output import columns, print_result
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
@@ -44,11 +44,9 @@ def whatif_lines(result: Mapping[str, Any]) -> list[str]:
     """A table for a person: as it was, then each rate."""
     rows = [("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90"), _row("as it was", result["present"])]
     rows += [_row(f"{100 * outlook['target_rate']:g} %", outlook) for outlook in result["outlooks"]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     notes = dict.fromkeys(note for outlook in [result["present"], *result["outlooks"]] for note in outlook["notes"])
     of_task = f" to {result['task']}" if result["task"] else ""
-    return [*table, f"over {result['answers']} recorded answers{of_task}", *(f"note: {note}" for note in notes)]
+    return [*columns(rows), f"over {result['answers']} recorded answers{of_task}", *(f"note: {note}" for note in notes)]
 
 
 def _row(name: str, outlook: Mapping[str, Any]) -> tuple[str, ...]:
