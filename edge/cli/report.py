@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from edge.cli.options import Json, since_of
-from edge.cli.output import one_line, print_json
+from edge.cli.output import one_line, print_json, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
@@ -34,8 +34,7 @@ def command(
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(f"since {_when(report['since'])}")
+    print(f"since {_when(report['since'])}")
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("validation questions")
     for name in ("right before", "right after", "gained", "lost", "new"):
@@ -46,9 +45,8 @@ def command(
         cells = (f"{task['right_then']} of {of}", f"{task['right_now']} of {of}", str(task["gained"]), str(task["lost"]), new)
         table.add_row(one_line(task["source"]), *cells)
     if report["tasks"]:
-        console.print(table)
-    for line in report_lines(report):
-        console.print(line, soft_wrap=True)
+        Console(highlight=False, markup=False, emoji=False).print(table)
+    print(visible("\n".join(report_lines(report))))
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:

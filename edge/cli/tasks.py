@@ -74,10 +74,8 @@ def tasks_list(json: Json = False) -> None:
             _count(source.test),
             _text(f"{source.about} ({source.where})"),
         )
-    console = _console()
-    console.print(table)
-    for line in _LIST_NOTES:
-        console.print(_text(line), soft_wrap=True)
+    _console().print(table)
+    print("\n".join(_LIST_NOTES))
 
 
 @app.command("show")
@@ -109,8 +107,7 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
         lines.append(f"left out: {counted(len(described.left_out), 'record')} that nobody could judge")
         lines += [f"  {line}" for line in described.left_out[:_SHOWN_LEFT_OUT]]
     console = _console()
-    for line in lines:
-        console.print(_text(line), soft_wrap=True)
+    print(visible("\n".join(lines)))
     seen: set[str] = set()
     for item in items:
         _show_example(console, item, None if item.family in seen else form)
@@ -185,8 +182,7 @@ def _show_example(console: Console, item: TaskItem, form: str | None) -> None:
     for title, content in blocks:
         text = visible(content).strip("\n")
         text = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
-        console.print(_text(f"{title}:"), soft_wrap=True)
-        console.print(_text("\n".join(f"    {line}" for line in text.split("\n"))), soft_wrap=True)
+        print("\n".join([f"{title}:", *(f"    {line}" for line in text.split("\n"))]))
 
 
 def _span(levels: tuple[int, ...]) -> str:
