@@ -59,7 +59,6 @@ def command(
 ) -> int:
     """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
     from edge.app import kept_profile
-    from edge.cli.measure import measured_lines
     from edge.config.device_profile import check_writable
 
     profile = write_profile
@@ -84,6 +83,8 @@ def command(
         checks = [asdict(finding) for finding in findings]
         print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
     elif measured is not None:
+        from edge.cli.measure import measured_lines
+
         print("\n".join(["", *measured_lines(measured)]), flush=True)
     elif wanted:
         print_line("nothing was measured: put right what failed first")

@@ -18,19 +18,24 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from edge import app, sizing
+from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
 from edge.core.formatting import counted
 from edge.core.machine import battery_wh, cpu_name, drawn_w, machine_facts, usable_cores
 from edge.core.types import Message, Sampling
+from edge.core.worker import EngineWorker
+from edge.dagrpo.prompts import prompt_messages
+from edge.tasks.registry import open_source
+from edge.training.advice import BatchAdvice, batch_advice, rows_worth
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, Floor, ModelCost, StepWork, step_floor
+from edge.training.memory import MicroBatch, probe_groups
 
 if TYPE_CHECKING:
-    from edge.config.schema import AgentConfig, DeviceConfig
     from edge.inference.batched import BatchedBackend
-    from edge.training.advice import BatchAdvice
-    from edge.training.floor import Floor, ModelCost
-    from edge.training.memory import MicroBatch
-
 
 Say = Callable[[str], None]
 POINT_S = 1.0
@@ -97,21 +102,13 @@ class Measured:
 
 def measure(config: AgentConfig, say: Say) -> Measured:
     """Measure the configured model on this machine; `say` gets each stage as it begins. Raises ModelFileError, UsageError."""
-    import psutil
-
-    from edge.app import choose_engine, model_file, with_its_device
-    from edge.config.schema import DecodeRate, DeviceConfig, SpeedConfig
-    from edge.sizing import batch_limits, device_speed, model_cost, model_shape, training_memory, training_setting, trains_in_bf16
-    from edge.training.advice import batch_advice, rows_worth
-    from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, StepWork, step_floor
-
-    clock, path, idle_w = SystemClock(), model_file(config.model.path), drawn_w()
-    config = with_its_device(config, path)
+    clock, path, idle_w = SystemClock(), app.model_file(config.model.path), drawn_w()
+    config = app.with_its_device(config, path)
     rates = asyncio.run(engine_rates(config, path, say, clock))
     power = _power(idle_w, drawn_w())
     trainer = _trainer_rates(config, path, say, clock)
     training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
-    cost, shape, cores = model_cost(path), model_shape(path), usable_cores()
+    cost, shape, cores = sizing.model_cost(path), sizing.model_shape(path), usable_cores()
     prefill = _rounded(rates.prefill_tokens_per_s)
     decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())
     speed = SpeedConfig(
@@ -123,7 +120,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
     device = DeviceConfig(
         name=f"{cpu_name() or platform.machine()}, {cores} cores",
         measured_on=datetime.fromtimestamp(clock.now(), UTC).date().isoformat(),
-        backend=choose_engine(config, path).name,
+        backend=app.choose_engine(config, path).name,
         cores=cores,
         memory_mib=psutil.virtual_memory().total >> 20,
         infer_gflop_per_s=_rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
@@ -136,10 +133,10 @@ def measure(config: AgentConfig, say: Say) -> Measured:
         **trainer,
     )
     rows = rows_worth(rates.decode_tokens_per_s)
-    setting = replace(training_setting(config, path), rows=rows)
-    advice = batch_advice(shape, batch_limits(config, path), setting, rows, training_memory(config))
+    setting = replace(sizing.training_setting(config, path), rows=rows)
+    advice = batch_advice(shape, sizing.batch_limits(config, path), setting, rows, sizing.training_memory(config))
     floor = None
-    if device.bandwidth_gb_per_s and (reached := device_speed(device, trains_in_bf16(config, shape.parameters))):
+    if device.bandwidth_gb_per_s and (reached := sizing.device_speed(device, sizing.trains_in_bf16(config, shape.parameters))):
         work = StepWork(
             prompts=advice.prompts,
             group_size=advice.group_size,
@@ -171,17 +168,14 @@ def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
 
 async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> EngineRates:
     """Open the engine as `run` would, measure it, and close it again."""
-    from edge.app import open_backend
-    from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
-    from edge.sizing import row_tokens
 
     with closing(EngineWorker()) as worker:
         say(f"opening {path.stem}")
-        async with aclosing(await open_backend(config, path, worker)) as backend:
+        async with aclosing(await app.open_backend(config, path, worker)) as backend:
             if not isinstance(backend, BatchedBackend):
                 raise UsageError("this engine has no rows to measure")
-            context = row_tokens(config, path)
+            context = sizing.row_tokens(config, path)
             messages = _messages(config, backend)
             prompts: list[Sequence[int]] = []
             for one in messages:
@@ -202,11 +196,7 @@ async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) 
 
 def _messages(config: AgentConfig, backend: BatchedBackend) -> list[tuple[Message, ...]]:
     """The first tasks as the model reads them."""
-    from edge.app import local_prompt_form
-    from edge.dagrpo.prompts import prompt_messages
-    from edge.tasks.registry import open_source
-
-    form = local_prompt_form(config)
+    form = app.local_prompt_form(config)
     form = backend.model.prompt_form if form == "auto" else form
     try:
         items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
@@ -274,9 +264,7 @@ async def _response_tokens(config: AgentConfig, backend: BatchedBackend, message
 
 def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
     """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where another engine trains."""
-    from edge.app import choose_engine
     from edge.models.gguf_reader import open_gguf
-    from edge.sizing import model_shape, training_device, training_memory
 
     if importlib.util.find_spec("torch") is None:
         return {}
@@ -287,11 +275,11 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
     if config.learning.torch_threads:
         torch.set_num_threads(config.learning.torch_threads)
     say("memory bandwidth")
-    device = training_device(config)
-    buffer_bytes = min(BUFFER_BYTES, training_memory(config) // 8)
+    device = sizing.training_device(config)
+    buffer_bytes = min(BUFFER_BYTES, sizing.training_memory(config) // 8)
     rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes, device)}
-    if choose_engine(config, path).trains_in_torch:
-        sizes = list(model_shape(path).linear_sizes().values())
+    if app.choose_engine(config, path).trains_in_torch:
+        sizes = list(sizing.model_shape(path).linear_sizes().values())
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             say(f"{name} products")
             speed = product_flop_per_s(sizes, _TRAINING_TOKENS, dtype, clock, 2 * POINT_S, device)
@@ -307,18 +295,13 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
 async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
     """Tokens/s of an update, prompts counted once a group, of the longest batch that there is time for, or of a shorter one that was
     faster; None where nothing trains this model here, which `say` gets."""
-    from edge.app import choose_engine, open_learner
-    from edge.core.worker import EngineWorker
-    from edge.sizing import model_shape
-    from edge.training.memory import probe_groups
-
-    if choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
+    if app.choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
         return None
     say("training tokens/s")
     with closing(EngineWorker()) as worker:
         try:
-            learner = await open_learner(config, path, worker)
-            spent, best, vocabulary = 0.0, 0.0, model_shape(path).vocab_size
+            learner = await app.open_learner(config, path, worker)
+            spent, best, vocabulary = 0.0, 0.0, sizing.model_shape(path).vocab_size
             for batch in batches(config, response_tokens):
                 report = await learner.update(probe_groups(batch, vocabulary))
                 spent += report.seconds
@@ -334,8 +317,6 @@ async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens
 
 def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]:
     """One group, its responses twice as long each time up to the mean of the tasks, the last one twice."""
-    from edge.training.memory import MicroBatch
-
     longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.model.context_tokens - _PROMPT_TOKENS))
     lengths, length = [longest, longest], _SHORTEST_TOKENS
     while length < longest:
