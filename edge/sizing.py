@@ -1,7 +1,7 @@
 """What a configured model costs on this machine: sizes, rows, how its weights are held, and the rates a device profile brings.
 
-The formulas are in edge.training.floor and edge.training.memory. No weights are loaded and nothing is measured; heavy imports happen inside
-the functions.
+The formulas are in edge.training.floor and edge.training.memory. No weights are loaded and nothing is measured; torch, numpy and gguf are
+imported inside the functions.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Literal
 
 from edge.config.schema import AgentConfig, DeviceConfig, LearningConfig
 from edge.core.engines import engine_named
+from edge.core.gguf_header import read_header
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
+from edge.models import weights
+from edge.models.spec import parameter_count
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, ModelCost, StepMeasure
+from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule
+from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting, held_before_learning
 
 if TYPE_CHECKING:
     import torch
 
-    from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure
-    from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule
-    from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting
-
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
     """The adapter's shape and the learner's settings as configured."""
-    from edge.training.learner import LearnerSettings, LoraSpec
-
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
         learning_rate=learning.learning_rate,
@@ -41,8 +41,6 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
 def update_rule(learning: LearningConfig) -> UpdateRule:
     """What the learner optimises for the configured method."""
-    from edge.training.learner import UpdateRule
-
     if learning.method == "grpo":
         return UpdateRule("clipped", learning.updates_per_rollout or 1, ratio_clip=learning.ratio_clip)
     if learning.method == "gvpo":
@@ -52,12 +50,10 @@ def update_rule(learning: LearningConfig) -> UpdateRule:
 
 def weights_held(config: AgentConfig, path: Path) -> Literal["resident", "streamed"]:
     """How torch would hold the weights of a GGUF file here and now. Raises ModelFileError."""
-    from edge.core.gguf_header import read_header
-    from edge.models.weights import choose_weights
     from edge.training.device import graphics_memory
 
     own = graphics_memory(training_device(config)) is not None
-    return choose_weights(config.engine.weights, read_header(path).parameters, training_memory(config), own_memory=own)
+    return weights.choose_weights(config.engine.weights, read_header(path).parameters, training_memory(config), own_memory=own)
 
 
 def training_device(config: AgentConfig) -> torch.device:
@@ -69,20 +65,16 @@ def training_device(config: AgentConfig) -> torch.device:
 
 def training_memory(config: AgentConfig) -> int:
     """Bytes that learning could still take now, on the device where torch trains."""
-    from edge.models.weights import available_memory
     from edge.training.device import graphics_memory
 
     own = graphics_memory(training_device(config))
-    return available_memory() if own is None else own
+    return weights.available_memory() if own is None else own
 
 
 def model_shape(path: Path) -> ModelShape:
     """The sizes that memory and time depend on, of a GGUF file or an MLX folder. Raises ModelFileError."""
-    from edge.training.memory import ModelShape
-
     if path.is_dir():
         from edge.models.hf_folder import shape_of_folder
-        from edge.models.spec import parameter_count
 
         spec = shape_of_folder(path)
         parameters = parameter_count(spec)
@@ -97,8 +89,6 @@ def model_shape(path: Path) -> ModelShape:
 
 def training_setting(config: AgentConfig, path: Path) -> TrainingSetting:
     """How the configured learner and sampler would hold this model. Raises ModelFileError."""
-    from edge.training.memory import TrainingSetting
-
     shape, (spec, settings) = model_shape(path), learner_settings(config)
     context = row_tokens(config, path)
     return TrainingSetting(
@@ -109,14 +99,12 @@ def training_setting(config: AgentConfig, path: Path) -> TrainingSetting:
         vocab_chunk_elements=settings.vocab_chunk_elements,
         rows=most_rows(config, path),
         context_tokens=context,
-        row_value_bytes=row_value_bytes(config),
+        row_value_bytes=engine_named(config.engine.backend).row_value_bytes,
     )
 
 
 def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
     """What bounds a batch of this configuration."""
-    from edge.training.memory import BatchLimits
-
     learning = config.learning
     return BatchLimits(
         row_tokens(config, path),
@@ -129,8 +117,6 @@ def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
 
 def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan:
     """What has to be made sure of before learning, with weights and rows in memory already. Raises ModelFileError."""
-    from edge.training.memory import ProbePlan, held_before_learning
-
     shape, setting = model_shape(path), training_setting(config, path)
     held, learning = held_before_learning(shape, setting), config.learning
     limits = batch_limits(config, path)
@@ -152,25 +138,15 @@ def most_rows(config: AgentConfig, path: Path) -> int:
 
     if config.engine.max_rows:
         return config.engine.max_rows
-    token_bytes = model_shape(path).kv_bytes(row_value_bytes(config))
-    return rows_that_fit(token_bytes * row_tokens(config, path), graphics=_serves_on_graphics(config, path))
+    engine = engine_named(config.engine.backend)
+    # on Apple silicon MLX and llama.cpp both compute on graphics, so it does not matter which of them `auto` chooses
+    on_graphics = path.is_dir() or engine.on_graphics == "always"
+    if not on_graphics and engine.on_graphics == "as built" and importlib.util.find_spec("llama_cpp") is not None:
+        from edge.inference import gguf_model
 
-
-def _serves_on_graphics(config: AgentConfig, path: Path) -> bool:
-    """On Apple silicon MLX and llama.cpp both do, so it does not matter which of them `auto` chooses."""
-    on_graphics = "always" if path.is_dir() else engine_named(config.engine.backend).on_graphics
-    if on_graphics != "as built":
-        return on_graphics == "always"
-    if importlib.util.find_spec("llama_cpp") is None:
-        return False
-    from edge.inference import gguf_model
-
-    return gguf_model.on_graphics(config.engine.gpu_layers)
-
-
-def row_value_bytes(config: AgentConfig) -> int:
-    """Bytes of a number in the engine's rows."""
-    return engine_named(config.engine.backend).row_value_bytes
+        on_graphics = gguf_model.on_graphics(config.engine.gpu_layers)
+    row_bytes = model_shape(path).kv_bytes(engine.row_value_bytes) * row_tokens(config, path)
+    return rows_that_fit(row_bytes, graphics=on_graphics)
 
 
 def trains_in_bf16(config: AgentConfig, parameters: int) -> bool:
@@ -184,8 +160,6 @@ def trains_in_bf16(config: AgentConfig, parameters: int) -> bool:
 
 def step_measure(config: AgentConfig, path: Path, *, checkpointing: bool = False) -> StepMeasure | None:
     """What the floor of a step is computed from; None where the device was not measured. Raises ModelFileError."""
-    from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, StepMeasure
-
     shape = model_shape(path)
     speed = device_speed(config.device, trains_in_bf16(config, shape.parameters))
     if speed is None:
@@ -196,8 +170,6 @@ def step_measure(config: AgentConfig, path: Path, *, checkpointing: bool = False
 
 def device_speed(device: DeviceConfig, bf16: bool) -> DeviceSpeed | None:
     """The rates of the formula; None unless all three were measured. A type that was not measured takes the other's rate."""
-    from edge.training.floor import DeviceSpeed
-
     fp32, half = device.train_fp32_gflop_per_s, device.train_bf16_gflop_per_s
     train = (half or fp32) if bf16 else (fp32 or half)
     if not (device.bandwidth_gb_per_s and device.infer_gflop_per_s and train):
@@ -207,8 +179,6 @@ def device_speed(device: DeviceConfig, bf16: bool) -> DeviceSpeed | None:
 
 def model_cost(path: Path) -> ModelCost:
     """N, N_b, q and κ of a model file or folder. Raises ModelFileError."""
-    from edge.training.floor import ModelCost
-
     shape = model_shape(path)
     if path.is_dir():
         stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))

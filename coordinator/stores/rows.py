@@ -75,8 +75,8 @@ def step_of(row: Sequence[Any]) -> StepRow:
     closed: tuple[Any, ...] = (_flag(row[9]), row[10], row[11], *map(float.fromhex, row[12:14]), tuple(json.loads(row[14])))
     shared: tuple[Any, ...] = (row[15], float.fromhex(row[16]), row[17])
     rule: tuple[Any, ...] = (float.fromhex(row[18]), row[19], float.fromhex(row[20]))
-    own_rate = float.fromhex(row[21]) if row[21] else None
-    return StepRow(*opened, *closed, *shared, *rule, own_rate)
+    own: tuple[Any, ...] = (float.fromhex(row[21]) if row[21] else None,)
+    return StepRow(*opened, *closed, *shared, *rule, *own)
 
 
 def _flag(value: int) -> bool:

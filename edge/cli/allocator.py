@@ -19,19 +19,15 @@ from edge.core.errors import UsageError
 from edge.core.formatting import shown
 
 _TRAINING = frozenset({"run", "learn"})
-_FLAG = "EDGE_AGENT_ALLOCATOR"
+FLAG = "EDGE_AGENT_ALLOCATOR"
 SETTINGS = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-LEAN_SETTINGS = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
-}
-_LEAN, _TUNED = "lean", "tuned"
+LEAN_SETTINGS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
+LEAN, _TUNED = "lean", "tuned"
 
 
 def restart_with_tuned_allocator() -> None:
@@ -39,34 +35,21 @@ def restart_with_tuned_allocator() -> None:
 
     Raises UsageError for an allocator that is not known.
     """
-    check_choice(os.environ)
-    if not wants_tuning(sys.argv[1:], os.environ, glibc=_is_glibc()):
+    chosen = os.environ.get(FLAG, "")
+    if chosen not in ("", LEAN, _TUNED):
+        raise UsageError(f"{FLAG}={shown(chosen)}: no such setting", hint=f"set it to {LEAN}, or leave it unset")
+    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    if not wants_tuning(sys.argv[1:], os.environ, glibc=is_glibc):
         return
-    lean = os.environ.get(_FLAG) == _LEAN
-    environment = {**(LEAN_SETTINGS if lean else SETTINGS), **os.environ, _FLAG: _LEAN if lean else _TUNED}
+    settings = LEAN_SETTINGS if chosen == LEAN else SETTINGS
     arguments = [sys.executable, *sys.orig_argv[1:]]  # the full path, or the environment's packages would not be found
+    environment = {**settings, **os.environ, FLAG: chosen or _TUNED}
     os.execve(sys.executable, arguments, environment)  # noqa: S606 - our own command line, unchanged
-
-
-def check_choice(environment: Mapping[str, str]) -> None:
-    """Raises UsageError where the environment asks for an allocator that is not known."""
-    chosen = environment.get(_FLAG, "")
-    if chosen not in ("", _LEAN, _TUNED):
-        raise UsageError(f"{_FLAG}={shown(chosen)}: no such setting", hint=f"set it to {_LEAN}, or leave it unset")
-
-
-def is_lean(environment: Mapping[str, str]) -> bool:
-    """Whether learning is asked to give memory back at once."""
-    return environment.get(_FLAG) == _LEAN
 
 
 def wants_tuning(arguments: list[str], environment: Mapping[str, str], *, glibc: bool) -> bool:
     """Whether this command trains, under glibc, and neither we nor the user have chosen an allocator yet."""
     trains = bool(arguments) and arguments[0] in _TRAINING and not {"--help", "--no-learn"} & set(arguments)
-    asked = environment.get(_FLAG) == _LEAN and "MALLOC_MMAP_THRESHOLD_" not in environment
-    chosen = bool(environment.get(_FLAG)) or "LD_PRELOAD" in environment
+    asked = environment.get(FLAG) == LEAN and "MALLOC_MMAP_THRESHOLD_" not in environment
+    chosen = bool(environment.get(FLAG)) or "LD_PRELOAD" in environment
     return trains and glibc and (asked or not chosen)
-
-
-def _is_glibc() -> bool:
-    return sys.platform == "linux" and platform.libc_ver()[0] == "glibc"

@@ -5,10 +5,9 @@ Each command is one module of this package, with its options; a module loads wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer, echo
 
 from edge.cli import (
     adapters,
@@ -37,7 +36,7 @@ from edge.cli import (
     why,
 )
 
-app = typer.Typer(
+app = Typer(
     name="edge-agent",
     help="A small language model on your own machine that answers, learns, and asks a cloud LLM within a budget.",
     no_args_is_help=True,
@@ -48,15 +47,15 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
+def _root(version: Annotated[bool, Option("--version", help="Show the version.", is_eager=True)] = False) -> None:
     if version:
         from edge import __version__
 
-        typer.echo(__version__)
-        raise typer.Exit
+        echo(__version__)
+        raise Exit
 
 
-_COMMANDS: dict[str, Callable[..., int]] = {
+for _name, _command in {
     "run": run.command,
     "status": status.command,
     "learn": learn.command,
@@ -72,20 +71,8 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "pause": pause.pause_command,
     "resume": pause.resume_command,
     "serve-token": serve_token.command,
-}
-for _name, _command in _COMMANDS.items():
+}.items():
     app.command(_name)(_command)
 
-for _name, _group in {
-    "adapters": adapters.app,
-    "config": config.app,
-    "models": models.app,
-    "router": router.app,
-    "tasks": tasks.app,
-    "budget": budget.app,
-    "service": service.app,
-    "outbox": outbox.app,
-    "privacy": privacy.app,
-    "hints": hints.app,
-}.items():
-    app.add_typer(_group, name=_name)
+for _group in (adapters, config, models, router, tasks, budget, service, outbox, privacy, hints):
+    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])

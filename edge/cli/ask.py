@@ -1,64 +1,74 @@
-"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr."""
+"""`edge-agent ask`: one question, one answer on stdout, one line about it on stderr.
+
+The answer comes from the agent that runs on the state folder, or from one started for the command, and is shown as it comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import stat
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
-import typer
+from typer import Argument, Option
 
 from edge.cli.budget import unknown_task_line
-from edge.cli.options import Config, Coordinator, Json, LocalOnly, Mode, Model, NeverSend, Sets, State, Task, mode_of, task_label
-from edge.cli.output import print_json, print_line, source_line
-from edge.cli.settings import Settings
-from edge.core.errors import UsageError
+from edge.cli.options import Json, LocalOnly, Task, mode_of, task_label
+from edge.cli.output import print_json, print_line, source_line, visible
+from edge.cli.remote import RemoteAgent, running_agent
+from edge.cli.settings import Settings, starting_lines, takes
+from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
 from edge.core.types import Message
+from edge.privacy.rules import NeverSend
+from edge.serve.ports import AnswerNote, Mode, Question
+from edge.serve.reasoning import ChannelText, Reading, read_answer
 
 if TYPE_CHECKING:
-    from edge.cli.asking import Answer, Screen
-    from edge.serve.ports import Question
+    from edge.agent import Agent
+    from edge.config.loader import Resolved
+    from edge.config.schema import AgentConfig
+    from edge.serve.ports import AgentControl
+
+FELL_BACK = 3
+"""Exit code of an answer that was made locally though help was asked for, where the caller wants to know."""
+MOST_CONTEXT_BYTES = 256 << 10
+"""Of all files and what is piped in together; more than any context holds, less than the endpoint takes."""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
+@takes("model coordinator state mode never_send")
 def command(
-    question: Annotated[str | None, typer.Argument(help="The question; `-` or nothing reads stdin.")] = None,
+    question: Annotated[str | None, Argument(help="The question; `-` or nothing reads stdin.")] = None,
     local_only: LocalOnly = False,
-    cloud: Annotated[bool, typer.Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
+    cloud: Annotated[bool, Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
     system: Annotated[
-        str | None, typer.Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
+        str | None, Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
     ] = None,
     files: Annotated[
-        list[Path] | None, typer.Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
+        list[Path] | None, Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N"),
+        int | None, Option("--max-tokens", min=1, max=MOST_TOKENS, help="Longest answer of the local model.", metavar="N")
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")
-    ] = None,
+    temperature: Annotated[float | None, Option("--temperature", min=0.0, max=2.0, help="0 is greedy.", metavar="T")] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
+        int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
     ] = None,
     task: Task = None,
-    full: Annotated[bool, typer.Option("--full", help="Show the reasoning too.")] = False,
+    full: Annotated[bool, Option("--full", help="Show the reasoning too.")] = False,
     fail_on_fallback: Annotated[
-        bool, typer.Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
+        bool, Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
     ] = False,
-    model: Model = None,
-    coordinator: Coordinator = None,
-    state: State = None,
-    mode: Mode = None,
-    never_send: NeverSend = None,
-    config: Config = None,
-    sets: Sets = None,
+    *,
+    settings: Settings,
     json: Json = False,
 ) -> int:
     """Answer one question in the terminal.
@@ -68,81 +78,27 @@ def command(
     Exit codes: 0 answered; 1 not answered, also where --cloud was given and the cloud could or might not answer; 2 wrong usage;
     3 answered locally though help was asked for, with --fail-on-fallback (the answer is printed all the same); 130 Ctrl-C.
     """
-    settings = Settings(
-        config, sets, model, coordinator, state, mode_of(mode, local_only=local_only, cloud=cloud), never_send=never_send
-    )
-    options = AskOptions(
-        system,
-        tuple(files or ()),
-        max_tokens,
-        temperature,
-        seed,
-        full=full,
-        json=json,
-        fail_on_fallback=fail_on_fallback,
-        task=task_label(task),
-    )
-    return ask(settings, question, options)
+    settings = replace(settings, mode=mode_of(settings.mode, local_only=local_only, cloud=cloud))
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    label = task_label(task)
+    messages = [Message("system", system)] if system and system.strip() else []
+    messages.append(Message("user", "\n\n".join(_parts(question, files or ()))))
+    asked = new_question(messages, settings.mode, task=label, **sampling)
 
+    async def answered() -> Answer:
+        async with answering(settings, settings.mode) as reader:
+            if label is not None:
+                known = [budget["task"] for budget in (await reader.control.budget())["tasks"]]
+                if label not in known:
+                    print_line(unknown_task_line(label, known))
+            return await ask_and_show(reader, asked, Screen() if json else screen_for_stdout(full=full))
 
-FELL_BACK = 3
-"""Exit code of an answer that was made locally though help was asked for, where the caller wants to know."""
-MOST_CONTEXT_BYTES = 256 << 10
-"""Of all files and what is piped in together; more than any context holds, less than the endpoint takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskOptions:
-    """How to ask and how to tell. None: the agent's own choice."""
-
-    system: str | None = None
-    files: Sequence[Path] = ()
-    max_tokens: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    full: bool = False
-    json: bool = False
-    fail_on_fallback: bool = False
-    task: str | None = None
-
-
-def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
-    """Answer `question` about the files and what stdin holds, or the question that stdin holds. Raises UsageError."""
-    from edge.cli.asking import screen_for_stdout
-
-    asked = _question(settings.mode, question, options)
-    answer = asyncio.run(_ask(settings, asked, screen_for_stdout(full=options.full, nothing=options.json)))
-    if options.json:
+    answer = asyncio.run(answered())
+    if json:
         print_json(answer.to_json())
     else:
         print_line(source_line(answer.note))
-    return FELL_BACK if options.fail_on_fallback and answer.note.source == "local-fallback" else 0
-
-
-async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
-    from edge.cli.asking import answering, ask_and_show
-
-    async with answering(settings, question.mode) as reader:
-        if question.task is not None and question.task not in (
-            known := [budget["task"] for budget in (await reader.control.budget())["tasks"]]
-        ):
-            print_line(unknown_task_line(question.task, known))
-        return await ask_and_show(reader, question, screen)
-
-
-def _question(mode: str | None, question: str | None, options: AskOptions) -> Question:
-    from edge.cli.asking import new_question
-
-    system = [Message("system", options.system)] if options.system and options.system.strip() else []
-    text = "\n\n".join(_parts(question, options.files))
-    return new_question(
-        [*system, Message("user", text)],
-        mode,
-        task=options.task,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        seed=options.seed,
-    )
+    return FELL_BACK if fail_on_fallback and answer.note.source == "local-fallback" else 0
 
 
 def _parts(question: str | None, files: Sequence[Path]) -> list[str]:
@@ -150,33 +106,26 @@ def _parts(question: str | None, files: Sequence[Path]) -> list[str]:
     room = MOST_CONTEXT_BYTES
     parts: list[str] = []
     for file in files:
-        text = _text_of(file, room)
+        try:
+            with file.expanduser().open("rb") as opened:
+                text = _read(opened, shown(str(file)), room)
+        except OSError as error:
+            raise UsageError(f"--file {shown(str(file))}: {error.strerror}", hint="give a text file that you may read") from error
         room -= len(text.encode())
         parts.append(f"{file.name}:\n{text}")
-    piped = _piped(room, wanted=question in (None, "-"))
-    asked = piped if question in (None, "-") else question or ""
+    is_piped = question in (None, "-")
+    if sys.stdin is None or sys.stdin.isatty():
+        if is_piped:
+            raise UsageError("no question", hint='write edge-agent ask "What is 17 * 3?" or pipe one in')
+        piped = ""
+    else:
+        piped = _read(sys.stdin.buffer, "stdin", room) if is_piped or _holds_text() else ""
+    asked = piped if is_piped else question or ""
     if not asked.strip():
         raise UsageError("the question is empty", hint="give it in quotes, as a file, or through a pipe")
-    if asked is not piped and piped:
+    if piped and not is_piped:
         parts.append(piped)
     return [*parts, asked.strip()]
-
-
-def _text_of(file: Path, room: int) -> str:
-    try:
-        with file.expanduser().open("rb") as opened:
-            return _read(opened, shown(str(file)), room)
-    except OSError as error:
-        raise UsageError(f"--file {shown(str(file))}: {error.strerror}", hint="give a text file that you may read") from error
-
-
-def _piped(room: int, *, wanted: bool) -> str:
-    """What stdin holds: always where it is the question, else only where something is really piped in."""
-    if sys.stdin is None or sys.stdin.isatty():
-        if wanted:
-            raise UsageError("no question", hint='write edge-agent ask "What is 17 * 3?" or pipe one in')
-        return ""
-    return _read(sys.stdin.buffer, "stdin", room) if wanted or _holds_text() else ""
 
 
 def _holds_text() -> bool:
@@ -201,3 +150,189 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
     if "\0" in text:
         raise UsageError(f"{name}: is a binary file", hint="give text; binary files cannot be read")
     return text.strip()
+
+
+# -- who answers ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` looks and steers. Both may raise EdgeError."""
+
+    read: Callable[[Question], Reading]
+    control: AgentControl
+
+
+@asynccontextmanager
+async def answering(settings: Settings, mode: str | None = None) -> AsyncIterator[Reader]:
+    """The agent that runs on the state folder, or one started here for the time of the block, all of whose questions have this mode."""
+    from edge.app import build_agent, state_folder
+    from edge.console import ProblemLines
+
+    resolved = settings.resolve()
+    async with running_agent(state_folder(resolved.config)) as remote:
+        if remote is not None:
+            honoured = ("mode", "state_folder", "chat.history", "privacy.never_send")  # only a new agent could honour others
+            options = {origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured}
+            if options:
+                hint = f"leave out {' and '.join(sorted(options))}"
+                raise UsageError(f"an agent is running at {remote.url} with its own settings", hint=hint)
+            yield _bounded(remote, resolved, NeverSend(settings.never_send or ()))
+            return
+    for line in starting_lines(resolved, learns=False):
+        print_line(line)
+    if sys.stderr.isatty():
+        print_line("starting: loading the model")
+    only_cloud = (mode or resolved.config.mode) == "cloud-only"  # an answer that only the cloud may give fails with that reason
+    async with build_agent(resolved.config, ProblemLines(sys.stderr, offline=not only_cloud)) as agent:
+        yield own_reader(agent)
+
+
+def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: NeverSend) -> Reader:
+    """A running agent under the mode that this caller has set anywhere, never asking the cloud where the caller may not, or with what
+    breaks a rule of `never_send`. Its `read` raises CloudOff when the cloud is demanded all the same."""
+    from edge.app import switched_off
+
+    own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
+    off = switched_off(resolved.config)
+
+    async def read(question: Question) -> Reading:
+        mode, no_cloud = question.mode or own_mode, off
+        if never_send.broken([message.content for message in question.messages]):
+            no_cloud = no_cloud or "--never-send forbids it"
+        if no_cloud:
+            if mode == "cloud-only":
+                raise CloudOff(no_cloud)
+            mode = "local-only"
+        async with aclosing(remote.read(replace(question, mode=mode, no_cloud=no_cloud))) as events:
+            async for event in events:
+                yield event
+
+    return Reader(read, remote)
+
+
+def own_reader(agent: Agent) -> Reader:
+    """An agent of this process."""
+    from edge.serve.running_agent import AgentAnswers, RunningAgent
+
+    answers = AgentAnswers(agent)
+    return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
+
+
+def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:
+    """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
+    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
+
+
+# -- the answer as it comes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Answer:
+    """A finished answer by channel."""
+
+    reasoning: str = ""
+    content: str = ""
+    note: AnswerNote = field(default_factory=lambda: AnswerNote(id="", source=""))
+
+    @property
+    def final(self) -> str:
+        """The answer alone."""
+        return self.note.final or self.content.strip() or self.reasoning.strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer, its channels, and what is known of it."""
+        about = {name: value for name, value in self.note.to_json().items() if name != "final"}
+        return {"answer": self.final, "content": self.content, "reasoning": self.reasoning, **about}
+
+
+async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:
+    """Ask, and show the answer on the screen as it comes. Raises EdgeError."""
+    answer = Answer()
+    try:
+        async with aclosing(reader.read(question)) as events:
+            async for event in events:
+                if isinstance(event, AnswerNote):
+                    answer.note = event
+                    continue
+                if event.channel == "reasoning":
+                    answer.reasoning += event.text
+                else:
+                    answer.content += event.text
+                screen.show(event)
+        if not answer.note.id:
+            raise EdgeError("the answer was cut off")
+        screen.finish(answer)
+    except BaseException:
+        screen.cut()
+        raise
+    return answer
+
+
+class Screen:
+    """Where an answer is shown; this one shows nothing."""
+
+    def show(self, event: ChannelText) -> None:
+        """A piece has come."""
+
+    def finish(self, answer: Answer) -> None:
+        """The answer is complete."""
+
+    def cut(self) -> None:
+        """No more comes; what was shown stays."""
+
+
+class Pipe(Screen):
+    """For other programs: the answer alone, at the end, after the reasoning if that is wanted."""
+
+    def __init__(self, *, full: bool) -> None:
+        self._full = full
+
+    def finish(self, answer: Answer) -> None:
+        if self._full and answer.reasoning.strip():
+            print(answer.reasoning.strip())
+        print(answer.final, flush=True)
+
+
+class Terminal(Screen):
+    """For a person: everything as it comes, the reasoning dim. A boxed answer is shown at the end, without its box."""
+
+    def __init__(self) -> None:
+        self._content = ""
+        self._shown = 0
+        self._dim = False
+        self._began = False
+
+    def show(self, event: ChannelText) -> None:
+        if event.channel == "reasoning":
+            self._paint(event.text, dim=True)
+            return
+        self._content += event.text
+        may_be_boxed = self._content.startswith("\\boxed{") or "\\boxed{".startswith(self._content)
+        if not may_be_boxed:
+            self._paint(self._content[self._shown :], dim=False)
+            self._shown = len(self._content)
+
+    def finish(self, answer: Answer) -> None:
+        self._paint("" if self._shown else answer.final, dim=False)
+        print(flush=True)
+
+    def cut(self) -> None:
+        """Show what was held back, and leave the terminal as it was found."""
+        self._paint(self._content[self._shown :], dim=False)
+        if self._began:
+            print(flush=True)
+
+    def _paint(self, text: str, *, dim: bool) -> None:
+        if dim != self._dim:
+            self._dim = dim
+            gap = "\n" if self._began and not dim else ""
+            sys.stdout.write(_DIM if dim else _PLAIN + gap)
+        self._began = self._began or bool(text)
+        sys.stdout.write(visible(text))
+        sys.stdout.flush()
+
+
+def screen_for_stdout(*, full: bool = False) -> Screen:
+    """The screen that fits where stdout goes."""
+    return Terminal() if sys.stdout.isatty() else Pipe(full=full)

@@ -22,12 +22,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
+from edge.cli.allocator import FLAG, LEAN
 from edge.cli.exits import EXTRAS
-from edge.cli.options import Config, Coordinator, DeviceProfile, Json, Model, Sets, State
+from edge.cli.options import Json
 from edge.cli.output import print_json, print_line
-from edge.cli.settings import Settings
+from edge.cli.remote import announcement
+from edge.cli.settings import Settings, layers_line, takes
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.exits import exit_name, has_crashed
@@ -40,37 +42,60 @@ if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
 
+@takes("model coordinator state device_profile")
 def command(
-    model: Model = None,
-    coordinator: Coordinator = None,
-    state: State = None,
+    *,
+    settings: Settings,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
+        bool, Option("--measure", help="Measure memory, arithmetic and the model, and recommend a batch (under a minute).")
     ] = False,
     write_profile: Annotated[
-        Path | None, typer.Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
+        Path | None, Option("--write-profile", help="Measure, and write a device profile.", metavar="FILE")
     ] = None,
     keep_profile: Annotated[
-        bool, typer.Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
+        bool, Option("--keep-profile", help="Measure, and write it where run and learn find it by themselves.")
     ] = False,
-    device_profile: DeviceProfile = None,
-    config: Config = None,
-    sets: Sets = None,
     json: Json = False,
 ) -> int:
     """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
-    settings = Settings(config, sets, model, coordinator, state, device_profile=device_profile)
-    return doctor(settings, as_json=json, measure=measure, profile=write_profile, keep=keep_profile)
+    from edge.app import kept_profile
+    from edge.config.device_profile import check_writable
+
+    profile = write_profile
+    if keep_profile:
+        profile = kept_profile(settings.config())
+        if write_profile is not None:
+            raise UsageError(f"--keep-profile writes {profile}, --write-profile another file", hint="give one of them")
+        with suppress(OSError):  # the check that follows reports what is wrong
+            profile.parent.mkdir(parents=True, exist_ok=True)
+    if profile is not None:
+        check_writable(profile)
+    findings: list[Finding] = []
+    for finding in examine(settings):
+        findings.append(finding)
+        if not json:
+            hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
+            print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)
+    failed = any(finding.state == "fail" for finding in findings)
+    wanted = measure or profile is not None
+    measured = _measured(settings.config(), profile) if wanted and not failed else None
+    if json:
+        checks = [asdict(finding) for finding in findings]
+        print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
+    elif measured is not None:
+        from edge.cli.measure import measured_lines
+
+        print("\n".join(["", *measured_lines(measured)]), flush=True)
+    elif wanted:
+        print_line("nothing was measured: put right what failed first")
+    return int(failed)
 
 
 _NEEDED_GIB, _FREE_GIB = 1.0, 0.5
 _REACH_S = 2.0
 _SHOWN_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 """Processor features that the engines make use of."""
-_ENGINES = (
-    *((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()),
-    ("torch", "torch", "train"),
-)
+_ENGINES = (*((engine.title, engine.distribution, engine.extra) for engine in ENGINES.values()), ("torch", "torch", "train"))
 """What is shown, the package it comes from, and the extra that brings it."""
 
 
@@ -85,41 +110,6 @@ class Finding:
     state: Literal["ok", "warn", "fail"]
     text: str
     hint: str = ""
-
-
-def doctor(settings: Settings, *, as_json: bool, measure: bool = False, profile: Path | None = None, keep: bool = False) -> int:
-    """Run every check, then measure if asked to or if there is a profile to write or keep; 1 when a check failed."""
-    if keep:
-        profile = _place_to_keep(settings, profile)
-    if profile is not None:
-        from edge.config.device_profile import check_writable
-
-        check_writable(profile)
-    findings = list(examine(settings, say=None if as_json else _print_finding))
-    failed, wanted = _failed(findings), measure or profile is not None
-    measured = _measured(settings.config(), profile) if wanted and not failed else None
-    if as_json:
-        checks = [asdict(finding) for finding in findings]
-        print_json({"ok": not failed, "checks": checks, **(measured.to_json() if measured else {})})
-    elif measured is not None:
-        from edge.cli.measure import measured_lines
-
-        print("\n".join(["", *measured_lines(measured)]), flush=True)
-    elif wanted:
-        print_line("nothing was measured: put right what failed first")
-    return int(failed)
-
-
-def _place_to_keep(settings: Settings, profile: Path | None) -> Path:
-    """The file that run and learn find by themselves, its folder made. Raises UsageError where another one is named, too."""
-    from edge.app import kept_profile
-
-    kept = kept_profile(settings.config())
-    if profile is not None:
-        raise UsageError(f"--keep-profile writes {kept}, --write-profile another file", hint="give one of them")
-    with suppress(OSError):  # the check that follows says what is wrong
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    return kept
 
 
 def _measured(config: AgentConfig, profile: Path | None) -> Measured:
@@ -144,51 +134,44 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
 
 
 def busy_cores() -> float:
-    """Cores' worth of work over the last minute; 0 where the system does not tell."""
+    """Cores' worth of work over the last minute; 0 where the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def examine(settings: Settings, *, say: Callable[[Finding], None] | None) -> Iterator[Finding]:
-    """Findings one by one, each said as it comes."""
-    for finding in _findings(settings):
-        if say is not None:
-            say(finding)
-        yield finding
-
-
-def _findings(settings: Settings) -> Iterator[Finding]:
-    yield check_python()
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Findings one by one, each as soon as it is known: what follows may take seconds."""
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     try:
         config = settings.config()
-    except EdgeError as error:  # said at once: what follows takes seconds, and half of it needs the configuration
+    except EdgeError as error:  # half of the checks need the configuration
         yield Finding("configuration", "fail", str(error), error.hint)
         return
-    yield Finding("configuration", "ok", str(settings.file or "defaults"))
+    yield Finding("configuration", "ok", str(settings.config_file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
-    decoding = check_decoding()
-    yield from decoding
-    computes = not _failed(decoding)  # where llama.cpp crashes, no check may touch it in this process
+    computes, version = True, _version("llama-cpp-python")
+    if version is not None:  # it is tried in a process of its own; where it crashes, no check may touch it in this one
+        fault, crashed = llama_fault()
+        computes = not fault
+        hint = rebuild_hint(version) if crashed else install_extra("agent")
+        works = Finding("decoding", "ok", "llama.cpp computes on this processor")
+        yield Finding("decoding", "fail", f"llama.cpp {fault}", hint) if fault else works
     if computes:
         yield check_graphics()
-    yield check_cores()
-    yield check_processor()
-    yield check_memory()
+    yield from check_machine()
     yield check_engine(config)
     if computes:
         yield from check_devices(config)
     yield from check_allocator()
     if computes:
-        yield from check_models(config)
+        yield _check_model("model", config.model.path)
+        embedded = config.coordinator.embedded
+        if config.coordinator.address is None and embedded.upstream == "bundled":
+            yield _check_model("cloud model", embedded.model)
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
     yield check_other_load(config, busy_cores(), usable_cores())
-
-
-def check_python() -> Finding:
-    """Version and build; the package does not install on one that is too old."""
-    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def check_extra(name: str) -> Finding:
@@ -200,12 +183,23 @@ def check_extra(name: str) -> Finding:
     return Finding(name, "fail" if name == "agent" else "warn", f"missing: {', '.join(missing)}", hint)
 
 
-def check_cores() -> Finding:
-    """Cores this process may use."""
-    usable = usable_cores()
-    if usable < 2:
-        return Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
-    return Finding("cores", "ok", f"{usable} cores")
+def check_machine() -> Iterator[Finding]:
+    """Cores that this process may use, the processor with the features that the engines use, and free memory."""
+    cores = usable_cores()
+    alone = Finding("cores", "warn", "1 core", "learning and serving will take turns on it")
+    yield alone if cores < 2 else Finding("cores", "ok", f"{cores} cores")
+    flags = cpu_flags()
+    features = ", ".join(feature for feature in _SHOWN_FEATURES if feature in flags) or "no features reported"
+    yield Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {features}")
+    if importlib.util.find_spec("psutil") is None:
+        yield Finding("memory", "warn", "unknown (psutil is not installed)")
+        return
+    import psutil
+
+    memory = psutil.virtual_memory()
+    free, whole = memory.available / 2**30, memory.total / 2**30
+    hint = "learning with the bundled model wants about 1 GiB" if free < _NEEDED_GIB else ""
+    yield Finding("memory", "warn" if hint else "ok", f"{free:.1f} GiB free of {whole:.1f} GiB", hint)
 
 
 def check_other_load(config: AgentConfig, busy: float, usable: int) -> Finding:
@@ -225,23 +219,7 @@ def check_backends() -> Iterator[Finding]:
     """Which engines are there, with their versions; those of other machines may well be missing."""
     for name, package, extra in _ENGINES:
         version = _version(package)
-        if version is None:
-            yield Finding(name, "ok", f"not installed ({install_extra(extra)})")
-        else:
-            yield Finding(name, "ok", f"{package} {version}")
-
-
-def check_decoding() -> list[Finding]:
-    """Whether llama.cpp computes here, tried in a process of its own; nothing where it is not installed."""
-    version = _version("llama-cpp-python")
-    if version is None:
-        return []
-    fault, crashed = llama_fault()
-    if crashed:
-        return [Finding("decoding", "fail", f"llama.cpp {fault}", rebuild_hint(version))]
-    if fault:
-        return [Finding("decoding", "fail", f"llama.cpp {fault}", install_extra("agent"))]
-    return [Finding("decoding", "ok", "llama.cpp computes on this processor")]
+        yield Finding(name, "ok", f"{package} {version}" if version else f"not installed ({install_extra(extra)})")
 
 
 def check_graphics() -> Finding:
@@ -261,9 +239,8 @@ def check_graphics() -> Finding:
         return Finding("graphics", "ok", "none that the engines can use")
     serving = "llama.cpp serves on it" if offloads else "llama.cpp is built for the processor alone"
     training = f"torch can train on {trains_on}" if trains_on else "torch sees none"
-    if nvidia_driver() and not offloads:
-        return Finding("graphics", "warn", f"{serving}; {training}", _CUDA_BUILD)
-    return Finding("graphics", "ok", f"{serving}; {training}")
+    hint = _CUDA_BUILD if nvidia_driver() and not offloads else ""
+    return Finding("graphics", "warn" if hint else "ok", f"{serving}; {training}", hint)
 
 
 def _version(package: str) -> str | None:
@@ -271,27 +248,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def check_processor() -> Finding:
-    """Its name and the features that the engines use."""
-    flags = cpu_flags()
-    features = [feature for feature in _SHOWN_FEATURES if feature in flags]
-    return Finding("processor", "ok", f"{cpu_name() or platform.machine()}: {', '.join(features) or 'no features told'}")
-
-
-def check_memory() -> Finding:
-    """Free memory."""
-    if importlib.util.find_spec("psutil") is None:
-        return Finding("memory", "warn", "unknown (psutil is not installed)")
-    import psutil
-
-    memory = psutil.virtual_memory()
-    free, whole = memory.available / 2**30, memory.total / 2**30
-    text = f"{free:.1f} GiB free of {whole:.1f} GiB"
-    if free < _NEEDED_GIB:
-        return Finding("memory", "warn", text, "learning with the bundled model wants about 1 GiB")
-    return Finding("memory", "ok", text)
 
 
 def check_engine(config: AgentConfig) -> Finding:
@@ -306,7 +262,16 @@ def check_engine(config: AgentConfig) -> Finding:
     except EdgeError as error:
         return Finding("engine", "fail", str(error), error.hint)
     if chosen.name == "onnx":
-        return _onnx_finding(config)
+        from edge.core.onnx_providers import choose_providers
+
+        try:
+            available = importlib.import_module("onnxruntime").get_available_providers()
+        except ImportError as error:
+            return Finding("engine", "fail", f"ONNX Runtime cannot be loaded ({error})", install_extra("onnx"))
+        choice = choose_providers(config.engine.onnx_providers, available)
+        advice = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
+        hint = advice if choice.missing else ""
+        return Finding("engine", "warn" if hint else "ok", f"{choice.said}; torch trains", hint)
     if config.engine.backend == "auto" and apple_silicon() and not installed(ENGINES["mlx"]):
         hint = f"{install_extra('mlx')}, to use this Mac's GPU for learning too"
         return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)
@@ -316,12 +281,11 @@ def check_engine(config: AgentConfig) -> Finding:
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """Whether torch and llama.cpp have the devices that were asked for by name; nothing where none was."""
     from edge.app import model_file, with_its_device
-    from edge.cli.starting import layers_line
     from edge.sizing import training_device
 
     try:
         wished = with_its_device(config, model_file(config.model.path))
-    except EdgeError:  # no model or no engine: told by the checks of those
+    except EdgeError:  # no model or no engine: reported by the checks of those
         return
     if wished.learning.device != "auto" and _version("torch") is not None:
         try:
@@ -334,33 +298,8 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
 
 def check_allocator() -> Iterator[Finding]:
     """That memory is given back at once, where the environment asks for it."""
-    from edge.cli.allocator import is_lean
-
-    if is_lean(os.environ):
-        yield Finding("allocator", "ok", "lean (EDGE_AGENT_ALLOCATOR): learning takes less memory and more time")
-
-
-def _onnx_finding(config: AgentConfig) -> Finding:
-    """What of the wished-for providers ONNX Runtime has here."""
-    from edge.core.onnx_providers import choose_providers
-
-    try:
-        available = importlib.import_module("onnxruntime").get_available_providers()
-    except ImportError as error:
-        return Finding("engine", "fail", f"ONNX Runtime cannot be loaded ({error})", install_extra("onnx"))
-    choice = choose_providers(config.engine.onnx_providers, available)
-    if choice.missing:
-        hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
-        return Finding("engine", "warn", f"{choice.said}; torch trains", hint)
-    return Finding("engine", "ok", f"{choice.said}; torch trains")
-
-
-def check_models(config: AgentConfig) -> Iterator[Finding]:
-    """The model that answers, and the bundled one behind an embedded coordinator, each loaded for real."""
-    yield _check_model("model", config.model.path)
-    embedded = config.coordinator.embedded
-    if config.coordinator.address is None and embedded.upstream == "bundled":
-        yield _check_model("cloud model", embedded.model)
+    if os.environ.get(FLAG) == LEAN:
+        yield Finding("allocator", "ok", f"lean ({FLAG}): learning takes less memory and more time")
 
 
 def _check_model(name: str, path: str) -> Finding:
@@ -409,75 +348,44 @@ def check_state(config: AgentConfig) -> Finding:
     from edge.app import state_folder
 
     folder = state_folder(config)
-    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        _try_to_write(folder, place)
-    except OSError as error:
-        return Finding("state folder", "fail", f"{folder} cannot be written ({error.strerror})", "choose another with --state")
-    free = shutil.disk_usage(place).free / 2**30
-    if free < _FREE_GIB:
-        return Finding("state folder", "warn", f"{folder}: only {free:.2f} GiB free on this disk")
-    return Finding("state folder", "ok", f"{folder}, {free:.0f} GiB free{_in_use(folder)}")
-
-
-def _try_to_write(folder: Path, place: Path) -> None:
-    """Make the folder (`place` is the part of its path that exists) and a file in it, and remove both again. Raises OSError."""
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())  # what is made below it is removed again
     made = [path for path in (folder, *folder.parents) if path != place and path.is_relative_to(place)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"edge-agent")
+    except OSError as error:
+        return Finding("state folder", "fail", f"{folder} cannot be written ({error.strerror})", "choose another with --state")
     finally:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-
-
-def _in_use(folder: Path) -> str:
-    from edge.cli.remote import running_agent
-
-    async def url() -> str:
-        async with running_agent(folder) as remote:
-            return f", in use by the agent at {remote.url}" if remote else ""
-
-    return asyncio.run(url()) if (folder / "endpoint.json").is_file() else ""
+    free = shutil.disk_usage(place).free / 2**30
+    if free < _FREE_GIB:
+        return Finding("state folder", "warn", f"{folder}: only {free:.2f} GiB free on this disk")
+    found = announcement(folder)
+    use = f", in use by the agent at {found['url']}" if found else ""
+    return Finding("state folder", "ok", f"{folder}, {free:.0f} GiB free{use}")
 
 
 def check_coordinator(config: AgentConfig) -> Finding:
     """Whether the coordinator answers; an embedded one is only started by an agent."""
+    from edge.app import build_credentials
+    from edge.rpc.health import is_serving, require_handshake
+
     address = config.coordinator.address
     if address is None:
         if importlib.util.find_spec("coordinator") is None:
             return Finding("coordinator", "fail", "the coordinator package is missing", install_extra("coordinator"))
         return Finding("coordinator", "ok", "embedded, started with the agent")
     try:
-        reached = asyncio.run(_reach(config, address))
+        credentials = build_credentials(config)
+        if asyncio.run(is_serving(address, credentials=credentials)):
+            return Finding("coordinator", "ok", f"{address} answers")
+        asyncio.run(require_handshake(address, _REACH_S, credentials))  # raises when TLS is the reason that nothing answers
     except EdgeError as error:
         return Finding("coordinator", "fail", f"{address}: {error}", error.hint)
-    if not reached:
-        return Finding("coordinator", "warn", f"{address} does not answer", "the agent will answer locally until it does")
-    return Finding("coordinator", "ok", f"{address} answers")
-
-
-async def _reach(config: AgentConfig, address: str) -> bool:
-    """Raises CoordinatorUnavailable when TLS is the reason that nothing answers."""
-    from edge.app import build_credentials
-    from edge.rpc.health import is_serving, require_handshake
-
-    credentials = build_credentials(config)
-    if await is_serving(address, credentials=credentials):
-        return True
-    await require_handshake(address, _REACH_S, credentials)
-    return False
-
-
-def _failed(findings: list[Finding]) -> bool:
-    return any(finding.state == "fail" for finding in findings)
-
-
-def _print_finding(finding: Finding) -> None:
-    hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
-    print(f"{finding.state:<5} {finding.name:<14} {finding.text}{hint}", flush=True)
+    return Finding("coordinator", "warn", f"{address} does not answer", "the agent will answer locally until it does")
 
 
 _TRIAL_S = 120.0

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import platform
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from edge import app, sizing
+from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
-from edge.core.machine import battery_wh, drawn_w, machine_facts
-from edge.core.types import Sampling
+from edge.core.formatting import counted
+from edge.core.machine import battery_wh, cpu_name, drawn_w, machine_facts, usable_cores
+from edge.core.types import Message, Sampling
+from edge.core.worker import EngineWorker
+from edge.dagrpo.prompts import prompt_messages
+from edge.tasks.registry import open_source
+from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, Floor, ModelCost, StepWork, step_floor
+from edge.training.memory import BatchAdvice, MicroBatch, batch_advice, probe_groups, rows_worth
 
 if TYPE_CHECKING:
-    from edge.config.schema import AgentConfig, DeviceConfig, SpeedConfig
     from edge.inference.batched import BatchedBackend
-    from edge.training.floor import Floor, ModelCost
-    from edge.training.learner import Learner
-    from edge.training.memory import BatchAdvice, MicroBatch
-
 
 Say = Callable[[str], None]
 POINT_S = 1.0
@@ -40,6 +47,9 @@ _SWEEP_S = 20.0
 _SAMPLE_S, _SAMPLE_PROMPTS = 8.0, 2
 _TRAINING_TOKENS = 1024
 _PRACTICE = "practice:group1"
+BUDGET_S = 10.0
+"""No further batch is learned after so many seconds."""
+_SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class EngineRates:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything: `device` is what a profile keeps; the floor is that of a step with the recommended batch (None: torch is not there)."""
+    """Everything: `device` is what a profile holds; the floor is that of a step with the recommended batch (None: torch is not there)."""
 
     device: DeviceConfig
     cost: ModelCost
@@ -83,33 +93,73 @@ class Measured:
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """The recommendation as sections of a configuration."""
-        learning = {"prompts_per_step": self.advice.prompts, "micro_batch_tokens": self.advice.micro_batch_tokens}
+        learning: dict[str, Any] = {"prompts_per_step": self.advice.prompts, "micro_batch_tokens": self.advice.micro_batch_tokens}
         if self.advice.gradient_checkpointing:
-            learning["gradient_checkpointing"] = "on"  # type: ignore[assignment]
+            learning["gradient_checkpointing"] = "on"
         return {"engine": {"max_rows": self.advice.rows}, "learning": learning}
 
 
-def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measured:
-    """Measure the configured model on this machine. Raises ModelFileError, UsageError; `say` is told each stage as it begins."""
-    from edge.app import choose_engine, model_file, with_its_device
-    from edge.sizing import model_cost
-
-    clock, path, idle_w = clock or SystemClock(), model_file(config.model.path), drawn_w()
-    config = with_its_device(config, path)
+def measure(config: AgentConfig, say: Say) -> Measured:
+    """Measure the configured model on this machine; `say` gets each stage as it begins. Raises ModelFileError, UsageError."""
+    clock, path, idle_w = SystemClock(), app.model_file(config.model.path), drawn_w()
+    config = app.with_its_device(config, path)
     rates = asyncio.run(engine_rates(config, path, say, clock))
-    cost = model_cost(path)
-    device = _described(config, path, rates).model_copy(
-        update={
-            "backend": choose_engine(config, path).name,
-            "infer_gflop_per_s": _rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
-            **_power(idle_w, drawn_w()),
-        }
+    power = _power(idle_w, drawn_w())
+    trainer = _trainer_rates(config, path, say, clock)
+    training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
+    cost, shape, cores = sizing.model_cost(path), sizing.model_shape(path), usable_cores()
+    prefill = _rounded(rates.prefill_tokens_per_s)
+    decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())
+    speed = SpeedConfig(
+        model=path.stem,
+        prefill_tokens_per_s=prefill,
+        decode=decode,
+        training_tokens_per_s=None if training is None else _rounded(training),
     )
-    device = device.model_copy(update=_trainer_rates(config, path, say, clock))
-    device = device.model_copy(update={"speeds": (_speed(config, path, device, rates, say),)})
-    advice = _advice(config, path, rates)
-    floor = _floor(config, path, device, rates, advice)
+    device = DeviceConfig(
+        name=f"{cpu_name() or platform.machine()}, {cores} cores",
+        measured_on=datetime.fromtimestamp(clock.now(), UTC).date().isoformat(),
+        backend=app.choose_engine(config, path).name,
+        cores=cores,
+        memory_mib=psutil.virtual_memory().total >> 20,
+        infer_gflop_per_s=_rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
+        model=path.stem,
+        prefill_tokens_per_s=prefill,
+        decode=decode,
+        machine=machine_facts().fingerprint,
+        speeds=(speed,),
+        **power,
+        **trainer,
+    )
+    rows = rows_worth(rates.decode_tokens_per_s)
+    setting = replace(sizing.training_setting(config, path), rows=rows)
+    advice = batch_advice(shape, sizing.batch_limits(config, path), setting, rows, sizing.training_memory(config))
+    floor = None
+    if device.bandwidth_gb_per_s and (reached := sizing.device_speed(device, sizing.trains_in_bf16(config, shape.parameters))):
+        work = StepWork(
+            prompts=advice.prompts,
+            group_size=advice.group_size,
+            prompt_tokens=rates.prompt_tokens,
+            response_tokens=rates.response_tokens,
+            rows=min(advice.rows, advice.prompts * advice.group_size),
+            passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
+        )
+        floor = step_floor(reached, cost, work)
     return Measured(device, cost, rates, advice, floor)
+
+
+def _rounded(value: float) -> float:
+    """To four digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
+    """Watts before and right after the engine worked, where a battery's gauge reports both and they make sense; and its capacity."""
+    full_wh = battery_wh()
+    power = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
+    if idle_w is not None and busy_w is not None and idle_w < busy_w:
+        power |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
+    return power
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------------------
@@ -117,70 +167,65 @@ def measure(config: AgentConfig, say: Say, clock: Clock | None = None) -> Measur
 
 async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> EngineRates:
     """Open the engine as `run` would, measure it, and close it again."""
-    from edge.app import open_backend
-    from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
 
-    worker = EngineWorker()
-    try:
+    with closing(EngineWorker()) as worker:
         say(f"opening {path.stem}")
-        backend = await open_backend(config, path, worker)
-        try:
+        async with aclosing(await app.open_backend(config, path, worker)) as backend:
             if not isinstance(backend, BatchedBackend):
                 raise UsageError("this engine has no rows to measure")
-            return await _rates(config, path, backend, say, clock)
-        finally:
-            await backend.aclose()
-    finally:
-        worker.close()
+            context = sizing.row_tokens(config, path)
+            messages = _messages(config, backend)
+            prompts: list[Sequence[int]] = []
+            for one in messages:
+                with suppress(ContextOverflow):  # it leaves no room for an answer
+                    prompts.append(backend.prompt_ids(one))
+            prompts = prompts or [(1,)]
+            ids = list(islice(cycle(prompts[0]), context))
+            say("prompt tokens/s")
+            length = max(1, min(_PREFILL_TOKENS, context - 2))
+            prefill_s = max(1e-9, await _quickest(partial(backend.feed, ids[:length], ids[:1], 1), clock))
+            decode, complete = await _decode_rates(backend, ids, say, clock)
+            say("lengths of answers")
+            response_tokens = await _response_tokens(config, backend, messages)
+            longest = min(config.learning.max_tokens, context)
+            prompt_tokens, sampled = sum(map(len, prompts)) / len(prompts), response_tokens is not None
+            return EngineRates(length / prefill_s, decode, prompt_tokens, response_tokens or longest, sampled, complete)
 
 
-async def _rates(config: AgentConfig, path: Path, backend: BatchedBackend, say: Say, clock: Clock) -> EngineRates:
-    from edge.sizing import row_tokens
-
-    context = row_tokens(config, path)
-    prompts = list(_prompts(config, backend))
-    ids = _cycled(prompts[0], context)
-    say("prompt tokens/s")
-    length = max(1, min(_PREFILL_TOKENS, context - 2))
-    prefill_s = max(1e-9, await _quickest(partial(backend.feed, ids[:length], ids[:1], 1), clock))
-    prompt_tokens = sum(map(len, prompts)) / len(prompts)
-    decode, complete = await _decode_rates(backend, ids, backend.rollout_rows, say, clock)
-    say("lengths of answers")
-    response_tokens = await _response_tokens(config, backend)
-    longest = min(config.learning.max_tokens, context)
-    return EngineRates(
-        length / prefill_s, decode, prompt_tokens, response_tokens or longest, response_tokens is not None, complete
-    )
+def _messages(config: AgentConfig, backend: BatchedBackend) -> list[tuple[Message, ...]]:
+    """The first tasks as the model reads them."""
+    form = app.local_prompt_form(config)
+    form = backend.model.prompt_form if form == "auto" else form
+    try:
+        items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
+    except EdgeError:  # a data set that is not here yet is no reason not to measure
+        items = list(islice(open_source(_PRACTICE).train(config.learning.seed), _SAMPLE_PROMPTS))
+    return [prompt_messages(item, form) for item in items]
 
 
-async def _decode_rates(
-    backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock
-) -> tuple[dict[int, float], bool]:
-    """Tokens/s for growing numbers of rows, up to `most` or until more are hardly faster twice running; false when time was up before."""
+async def _decode_rates(backend: BatchedBackend, ids: Sequence[int], say: Say, clock: Clock) -> tuple[dict[int, float], bool]:
+    """Tokens/s for growing numbers of rows (1, 8, 16, 32 ...), up to all or until more are hardly faster twice running; false when time
+    was up before. One row is measured again with more calls."""
     say("generation with 1 row")
-    rates = {1: 1 / await _call_s(backend, ids, _FIRST_CALLS, 1, clock)}
+    call_s = await _call_s(backend, ids, _FIRST_CALLS, 1, clock)
+    rates, to_try, hardly = {1: 1 / call_s}, [1], 0
+    while (following := max(_ROWS_FROM, 2 * to_try[-1])) < backend.rollout_rows:
+        to_try.append(following)
     try:
         async with asyncio.timeout(_SWEEP_S):
-            await _sweep(backend, ids, most, say, clock, rates)
+            for rows in dict.fromkeys([*to_try, backend.rollout_rows]):
+                if rows > 1:
+                    say(f"generation with {rows} rows")
+                best = max(rates.values())
+                call_s = await _call_s(backend, ids, max(_FEWEST_CALLS, round(POINT_S / _TRIES / call_s)), rows, clock)
+                rates[rows] = rows / call_s
+                hardly = hardly + 1 if rows > 1 and rates[rows] < _HARDLY_FASTER * best else 0
+                if hardly == _TRIES:
+                    break
     except TimeoutError:
         return rates, False
     return rates, True
-
-
-async def _sweep(backend: BatchedBackend, ids: Sequence[int], most: int, say: Say, clock: Clock, rates: dict[int, float]) -> None:
-    """Fill in `rates`, one number of rows after the other, one row again with more calls."""
-    hardly = 0
-    call_s = 1 / rates[1]
-    for rows in _rows_to_try(most):
-        if rows > 1:
-            say(f"generation with {rows} rows")
-        best = max(rates.values())
-        call_s = await _call_s(backend, ids, max(_FEWEST_CALLS, round(POINT_S / _TRIES / call_s)), rows, clock)
-        rates[rows] = rows / call_s
-        hardly = hardly + 1 if rows > 1 and rates[rows] < _HARDLY_FASTER * best else 0
-        if hardly == _TRIES:
-            return
 
 
 async def _call_s(backend: BatchedBackend, ids: Sequence[int], calls: int, rows: int, clock: Clock) -> float:
@@ -201,281 +246,76 @@ async def _quickest(call: Callable[[], Awaitable[None]], clock: Clock) -> float:
     return min(seconds)
 
 
-async def _response_tokens(config: AgentConfig, backend: BatchedBackend) -> float | None:
+async def _response_tokens(config: AgentConfig, backend: BatchedBackend, messages: Sequence[tuple[Message, ...]]) -> float | None:
     """Mean length of sampled answers; None where they take too long."""
-    messages = list(_messages(config, backend))
     sampling, seeds = Sampling(max_tokens=config.learning.max_tokens), range(config.learning.group_size)
     try:
         async with asyncio.timeout(_SAMPLE_S):
-            groups = await asyncio.gather(*(backend.sample_group(message, sampling, seeds) for message in messages))
+            groups = await asyncio.gather(*(backend.sample_group(one, sampling, seeds) for one in messages))
     except (TimeoutError, ContextOverflow):
         return None
     lengths = [len(response.token_ids) for group in groups for response in group.responses]
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def _prompts(config: AgentConfig, backend: BatchedBackend) -> Iterator[tuple[int, ...]]:
-    """The first tasks as the model reads them; those that leave no room for an answer are left out."""
-    found = False
-    for messages in _messages(config, backend):
-        try:
-            yield backend.prompt_ids(messages)
-            found = True
-        except ContextOverflow:
-            continue
-    if not found:
-        yield (1,)
-
-
-def _messages(config: AgentConfig, backend: BatchedBackend) -> Iterator[Any]:
-    from edge.app import local_prompt_form
-    from edge.dagrpo.prompts import prompt_messages
-    from edge.tasks.registry import open_source
-
-    form = local_prompt_form(config)
-    form = backend.model.prompt_form if form == "auto" else form
-    try:
-        items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
-    except EdgeError:  # a data set that is not here yet is no reason not to measure
-        items = list(islice(open_source(_PRACTICE).train(config.learning.seed), _SAMPLE_PROMPTS))
-    return (prompt_messages(item, form) for item in items)
-
-
-def _cycled(ids: Sequence[int], length: int) -> list[int]:
-    return [ids[place % len(ids)] for place in range(length)]
-
-
-def _rows_to_try(most: int) -> list[int]:
-    """1, 8, 16, 32 ... and the most there can be."""
-    rows = [1]
-    while (following := max(_ROWS_FROM, 2 * rows[-1])) < most:
-        rows.append(following)
-    return rows if most == 1 else [*rows, most]
-
-
-# -- the trainer and what follows -----------------------------------------------------------------------------------------------------
+# -- the trainer ---------------------------------------------------------------------------------------------------------------------
 
 
 def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
     """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where another engine trains."""
-    from edge.app import choose_engine
-    from edge.sizing import model_shape, training_device, training_memory
+    from edge.models.gguf_reader import open_gguf
 
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
 
-    from edge.training.device import BUFFER_BYTES, product_flop_per_s, read_bytes_per_s
+    from edge.training.device import BUFFER_BYTES, fastest, product_flop_per_s, read_bytes_per_s
 
     if config.learning.torch_threads:
         torch.set_num_threads(config.learning.torch_threads)
     say("memory bandwidth")
-    device = training_device(config)
-    buffer_bytes = min(BUFFER_BYTES, training_memory(config) // 8)
+    device = sizing.training_device(config)
+    buffer_bytes = min(BUFFER_BYTES, sizing.training_memory(config) // 8)
     rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes, device)}
-    if choose_engine(config, path).trains_in_torch:
-        sizes = list(model_shape(path).linear_sizes().values())
+    if app.choose_engine(config, path).trains_in_torch:
+        sizes = list(sizing.model_shape(path).linear_sizes().values())
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             say(f"{name} products")
             speed = product_flop_per_s(sizes, _TRAINING_TOKENS, dtype, clock, 2 * POINT_S, device)
             rates[f"train_{name}_gflop_per_s"] = 1e-9 * speed
         say("dequantising")
-        rates["dequantise_gweights_per_s"] = 1e-9 * _dequantised_per_s(path, clock)
+        file = open_gguf(path)
+        matrix = file.stored_matrix("model.layers.0.mlp.down_proj.weight", file.decoder_spec())
+        weights_per_s = matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
+        rates["dequantise_gweights_per_s"] = 1e-9 * weights_per_s
     return {name: _rounded(value) for name, value in rates.items()}
 
 
-def _dequantised_per_s(path: Path, clock: Clock) -> float:
-    from edge.models.gguf_reader import open_gguf
-    from edge.models.streamed import stored_matrix
-    from edge.training.device import fastest
-
-    file = open_gguf(path)
-    matrix = stored_matrix(file, "model.layers.0.mlp.down_proj.weight", file.decoder_spec())
-    return matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
-
-
-def _described(config: AgentConfig, path: Path, rates: EngineRates) -> DeviceConfig:
-    """Name, date, sizes and the engine's rates."""
-    import platform
-
-    import psutil
-
-    from edge.config.schema import DecodeRate, DeviceConfig
-    from edge.core.machine import cpu_name, usable_cores
-
-    cores = usable_cores()
-    decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())
-    return DeviceConfig(
-        name=f"{cpu_name() or platform.machine()}, {cores} cores",
-        measured_on=datetime.fromtimestamp(SystemClock().now(), UTC).date().isoformat(),
-        cores=cores,
-        memory_mib=psutil.virtual_memory().total >> 20,
-        model=path.stem,
-        prefill_tokens_per_s=_rounded(rates.prefill_tokens_per_s),
-        decode=decode,
-        machine=machine_facts().fingerprint,
-    )
-
-
-def _speed(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, say: Say) -> SpeedConfig:
-    """The model's row, as simulations of a fleet read it."""
-    from edge.config.schema import SpeedConfig
-
-    training = asyncio.run(training_tokens_per_s(config, path, rates.response_tokens, say))
-    return SpeedConfig(
-        model=path.stem,
-        prefill_tokens_per_s=device.prefill_tokens_per_s,
-        decode=device.decode,
-        training_tokens_per_s=None if training is None else _rounded(training),
-    )
-
-
-def _power(idle_w: float | None, busy_w: float | None) -> dict[str, float]:
-    """Watts before and right after the engine worked, where a battery's gauge tells both and they make sense; and its capacity."""
-    full_wh = battery_wh()
-    power = {} if full_wh is None else {"battery_wh": _rounded(full_wh)}
-    if idle_w is not None and busy_w is not None and idle_w < busy_w:
-        power |= {"idle_w": _rounded(idle_w), "busy_w": _rounded(busy_w)}
-    return power
-
-
-def _advice(config: AgentConfig, path: Path, rates: EngineRates) -> BatchAdvice:
-    from edge.sizing import batch_limits, model_shape, training_memory, training_setting
-    from edge.training.memory import batch_advice, rows_worth
-
-    rows = rows_worth(rates.decode_tokens_per_s)
-    setting = replace(training_setting(config, path), rows=rows)
-    return batch_advice(model_shape(path), batch_limits(config, path), setting, rows, training_memory(config))
-
-
-def _floor(config: AgentConfig, path: Path, device: DeviceConfig, rates: EngineRates, advice: BatchAdvice) -> Floor | None:
-    from edge.sizing import device_speed, model_cost, model_shape, trains_in_bf16
-    from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, StepWork, step_floor
-
-    if device.bandwidth_gb_per_s is None:
-        return None
-    speed = device_speed(device, trains_in_bf16(config, model_shape(path).parameters))
-    if speed is None:
-        return None
-    work = StepWork(
-        prompts=advice.prompts,
-        group_size=advice.group_size,
-        prompt_tokens=rates.prompt_tokens,
-        response_tokens=rates.response_tokens,
-        rows=min(advice.rows, advice.prompts * advice.group_size),
-        passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
-    )
-    return step_floor(speed, model_cost(path), work)
-
-
-def _rounded(value: float) -> float:
-    """To four digits: more is noise."""
-    return float(f"{value:.4g}")
-
-
-# -- telling it -----------------------------------------------------------------------------------------------------------------------
-
-
-def measured_lines(measured: Measured) -> list[str]:
-    """The result in lines, every number with its unit."""
-    return [*_device_lines(measured), *_advice_lines(measured), *_floor_lines(measured)]
-
-
-def _device_lines(measured: Measured) -> Iterator[str]:
-    device, size = measured.device, measured.cost.weights / 1e6
-    yield f"measured with {device.model} ({size:.1f} M weights of {measured.cost.bytes_per_weight:.2f} bytes) on {device.name}"
-    yield _line("memory bandwidth", device.bandwidth_gb_per_s, "GB/s")
-    yield _line("prompt", device.prefill_tokens_per_s, f"tokens/s ({device.infer_gflop_per_s:g} GFLOP/s)")
-    for rate in device.decode:
-        yield _line(f"generation, {rate.rows} row{_s(rate.rows)}", rate.tokens_per_s, "tokens/s")
-    yield _line("training, fp32", device.train_fp32_gflop_per_s, "GFLOP/s")
-    yield _line("training, bf16", device.train_bf16_gflop_per_s, "GFLOP/s")
-    yield _line("dequantising", device.dequantise_gweights_per_s, "G weights/s")
-    for speed in device.speeds:
-        yield _line("training, an update", speed.training_tokens_per_s, "tokens/s")
-
-
-def _advice_lines(measured: Measured) -> Iterator[str]:
-    advice = measured.advice
-    yield "recommended"
-    cut = "" if measured.rates.complete else "; time was up before more were measured: is the machine busy?"
-    yield _line("rows together", advice.rows, f"(engine.max_rows{cut})")
-    batch = f"prompt{_s(advice.prompts)} x {advice.group_size} response{_s(advice.group_size)}"
-    yield _line("batch", advice.prompts, f"{batch} (learning.prompts_per_step, learning.group_size)")
-    again = ", gradient checkpointing on" if advice.gradient_checkpointing else ""
-    yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.micro_batch_tokens)")
-    fits = "" if advice.fits else ", more than half of what is free: take a smaller model or a shorter context"
-    yield _line("memory of learning", round(advice.memory_bytes / 2**20), f"MiB{fits}")
-
-
-def _floor_lines(measured: Measured) -> Iterator[str]:
-    floor, rates = measured.floor, measured.rates
-    if floor is None:
-        yield "floor of a step: not known where torch does not train"
-        return
-    lengths = f"prompts of {rates.prompt_tokens:.0f} tokens, answers of {'' if rates.sampled else 'at most '}{rates.response_tokens:.0f}"
-    yield f"least time of such a learning step ({lengths})"
-    yield _line("prompts", floor.prefill_s, "s")
-    yield _line(
-        "generation", floor.decode_s, f"s (bound by {'memory bandwidth' if floor.decode_bound == 'bandwidth' else 'arithmetic'})"
-    )
-    yield _line("update", floor.training_s, "s")
-    yield _line("together", floor.total_s, "s")
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
-
-
-def _line(name: str, value: float | None, unit: str) -> str:
-    if value is None:
-        return f"  {name:<20} not measured"
-    return f"  {name:<20} {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}':>10} {unit}"
-
-
-BUDGET_S = 10.0
-"""No further batch is begun after so many seconds."""
-_SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
-
-
 async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
-    """Tokens/s of an update, prompts counted once a group; None where nothing trains this model here, which `say` is told."""
-    from edge.app import choose_engine, open_learner
-    from edge.core.worker import EngineWorker
-
-    if choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
+    """Tokens/s of an update, prompts counted once a group, of the longest batch that there is time for, or of a shorter one that was
+    faster; None where nothing trains this model here, which `say` gets."""
+    if app.choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
         return None
     say("training tokens/s")
-    worker = EngineWorker()
-    try:
-        return await _rate(await open_learner(config, path, worker), config, path, response_tokens)
-    except EdgeError as error:
-        say(f"no training ({error})")
-        return None
-    finally:
-        worker.close()
-
-
-async def _rate(learner: Learner, config: AgentConfig, path: Path, response_tokens: float) -> float:
-    """Of the longest batch that there was time for, or of a shorter one that was faster."""
-    from edge.sizing import model_shape
-    from edge.training.memory import probe_groups
-
-    spent, best, vocabulary = 0.0, 0.0, model_shape(path).vocab_size
-    for batch in batches(config, response_tokens):
-        report = await learner.update(probe_groups(batch, vocabulary))
-        spent += report.seconds
-        tokens = batch.prompts * batch.prompt_tokens + batch.rows * batch.response_tokens
-        best = max(best, tokens / max(report.seconds, 1e-9))
-        if spent > BUDGET_S:
-            break
-    return best
+    with closing(EngineWorker()) as worker:
+        try:
+            learner = await app.open_learner(config, path, worker)
+            spent, best, vocabulary = 0.0, 0.0, sizing.model_shape(path).vocab_size
+            for batch in batches(config, response_tokens):
+                report = await learner.update(probe_groups(batch, vocabulary))
+                spent += report.seconds
+                tokens = batch.prompts * batch.prompt_tokens + batch.rows * batch.response_tokens
+                best = max(best, tokens / max(report.seconds, 1e-9))
+                if spent > BUDGET_S:
+                    break
+            return best
+        except EdgeError as error:
+            say(f"no training ({error})")
+            return None
 
 
 def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]:
     """One group, its responses twice as long each time up to the mean of the tasks, the last one twice."""
-    from edge.training.memory import MicroBatch
-
     longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.model.context_tokens - _PROMPT_TOKENS))
     lengths, length = [longest, longest], _SHORTEST_TOKENS
     while length < longest:
@@ -483,3 +323,48 @@ def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]
         length *= 2
     for tokens in lengths:
         yield MicroBatch(prompts=1, prompt_tokens=_PROMPT_TOKENS, rows=config.learning.group_size, response_tokens=tokens)
+
+
+# -- for a person --------------------------------------------------------------------------------------------------------------------
+
+
+def measured_lines(measured: Measured) -> Iterator[str]:
+    """The result in lines, every number with its unit."""
+    device, rates, advice, floor = measured.device, measured.rates, measured.advice, measured.floor
+    size = measured.cost.weights / 1e6
+    yield f"measured with {device.model} ({size:.1f} M weights of {measured.cost.bytes_per_weight:.2f} bytes) on {device.name}"
+    yield _line("memory bandwidth", device.bandwidth_gb_per_s, "GB/s")
+    yield _line("prompt", device.prefill_tokens_per_s, f"tokens/s ({device.infer_gflop_per_s:g} GFLOP/s)")
+    for rate in device.decode:
+        yield _line(f"generation, {counted(rate.rows, 'row')}", rate.tokens_per_s, "tokens/s")
+    yield _line("training, fp32", device.train_fp32_gflop_per_s, "GFLOP/s")
+    yield _line("training, bf16", device.train_bf16_gflop_per_s, "GFLOP/s")
+    yield _line("dequantising", device.dequantise_gweights_per_s, "G weights/s")
+    for speed in device.speeds:
+        yield _line("training, an update", speed.training_tokens_per_s, "tokens/s")
+    yield "recommended"
+    cut = "" if rates.complete else "; time was up before more were measured: is the machine busy?"
+    yield _line("rows together", advice.rows, f"(engine.max_rows{cut})")
+    prompts = "prompt" if advice.prompts == 1 else "prompts"
+    batch = f"{prompts} x {counted(advice.group_size, 'response')} (learning.prompts_per_step, learning.group_size)"
+    yield _line("batch", advice.prompts, batch)
+    again = ", gradient checkpointing on" if advice.gradient_checkpointing else ""
+    yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.micro_batch_tokens)")
+    fits = "" if advice.fits else ", more than half of what is free: take a smaller model or a shorter context"
+    yield _line("memory of learning", round(advice.memory_bytes / 2**20), f"MiB{fits}")
+    if floor is None:
+        yield "floor of a step: not known where torch does not train"
+        return
+    answers = f"{'' if rates.sampled else 'at most '}{rates.response_tokens:.0f}"
+    yield f"least time of such a learning step (prompts of {rates.prompt_tokens:.0f} tokens, answers of {answers})"
+    yield _line("prompts", floor.prefill_s, "s")
+    bound = "memory bandwidth" if floor.decode_bound == "bandwidth" else "arithmetic"
+    yield _line("generation", floor.decode_s, f"s (bound by {bound})")
+    yield _line("update", floor.training_s, "s")
+    yield _line("together", floor.total_s, "s")
+
+
+def _line(name: str, value: float | None, unit: str) -> str:
+    if value is None:
+        return f"  {name:<20} not measured"
+    return f"  {name:<20} {f'{value:,.0f}' if value >= 1000 else f'{value:.4g}':>10} {unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ _SOURCES = {
 }
 
 _STORED = "from the coordinator's store, not charged"
-_WORTH_SAYING = {
+_QUOTA_STATES = {
     "low": "little of the budget is left",
     "used_up": "the budget is used up",
     "paused": "the cloud is paused",
@@ -30,24 +30,30 @@ _WORTH_SAYING = {
 }
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on stdout; characters that would steer a terminal are written as JSON's escapes."""
-    print(_json(value, indent=None if isinstance(value, list) else 2))
+def print_result(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """The result of a command on stdout: as JSON, or in lines for a person."""
+    if as_json:
+        print_json(result)
+    else:
+        print("\n".join(lines), flush=True)
 
 
-def print_json_line(value: Any) -> None:
-    """The same on one line, at once: for a program that reads line by line."""
-    print(_json(value, indent=None), flush=True)
-
-
-def _json(value: Any, indent: int | None) -> str:
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+def print_json(value: Any, *, one_line: bool = False) -> None:
+    """One JSON value on stdout, at once; characters that would steer a terminal are written as JSON's escapes."""
+    text = json.dumps(value, ensure_ascii=False, indent=None if one_line or isinstance(value, list) else 2)
+    print(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
 
 
 def one_line(text: object) -> str:
     """Anything on one line, its characters visible."""
     return visible(" ".join(str(text).split()))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table as lines, their cells below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def local_time(at: float | None) -> str:
@@ -61,10 +67,8 @@ def print_line(line: str) -> None:
 
 
 def source_line(note: AnswerNote) -> str:
-    """Where an answer came from, in one line."""
-    parts = [_SOURCES.get(note.source, note.source)]
-    if note.reason:
-        parts[0] += f" ({note.reason})"
+    """Where an answer came from, in one line; the quota where it matters and the reason does not state it already."""
+    parts = [_SOURCES.get(note.source, note.source) + (f" ({note.reason})" if note.reason else "")]
     if note.help_log_odds is not None:
         parts.append(f"help log-odds {note.help_log_odds:+.2f}")
     if note.dual is not None:
@@ -73,33 +77,38 @@ def source_line(note: AnswerNote) -> str:
         parts.append(dollars(note.spend_uusd))
     if note.cached:
         parts.append(_STORED)
-    if about_quota := _about_quota(note):
-        parts.append(about_quota)
+    quota = note.quota or {}
+    short = _QUOTA_STATES.get(quota.get("state", ""), "")
+    if short and short not in note.reason:
+        parts.append(short if note.source == "local-fallback" else str(quota.get("line") or short))
     elif note.calls_left is not None:
         parts.append(f"{counted(note.calls_left, 'call')} left")
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
-def _about_quota(note: AnswerNote) -> str:
-    """The quota where it matters and the reason does not say so already; in short where the reason has the details."""
-    quota = note.quota or {}
-    short = _WORTH_SAYING.get(quota.get("state", ""), "")
-    if not short or short in note.reason:
-        return ""
-    return short if note.source == "local-fallback" else str(quota.get("line") or short)
-
-
 def why_lines(record: Mapping[str, Any]) -> list[str]:
-    """A stored answer explained."""
+    """A stored answer explained; its call as the coordinator has it, or as the record does where nobody could be asked."""
+
+    def number(name: str, otherwise: str) -> str:
+        value = record.get(name)
+        return otherwise if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+    ledger = None
+    if entry := record.get("ledger"):
+        model = f", {entry['model']}" if entry["model"] else ""
+        origin = "" if entry["told_by"] == "coordinator" else " (from the record)"
+        note = f"; {entry['note']}" if entry["note"] else ""
+        amounts = f"{counted(entry['tokens'], 'token')}, {dollars(entry['charged_uusd'])}{model}{origin}{note}"
+        ledger = f"{entry['state'].replace('_', ' ')}, {amounts}; key {entry['call_key']}"
     shown = {
         "answer": record.get("final") or record.get("text"),
         "source": _SOURCES.get(str(record.get("source")), record.get("source")),
         "reason": record.get("reason"),
         "decision": record.get("decision"),
-        "help log-odds": _number(record.get("help_log_odds"), "no decision was reached"),
-        "price λ": _number(record.get("dual"), "not known"),
-        "calls left": _number(record.get("calls_left"), "no limit known"),
-        "ledger": _ledger(record.get("ledger")),
+        "help log-odds": number("help_log_odds", "no decision was reached"),
+        "price λ": number("dual", "not known"),
+        "calls left": number("calls_left", "no limit known"),
+        "ledger": ledger,
         "quota then": (record.get("quota") or {}).get("line"),
         "charged": dollars(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
         "model": record.get("model"),
@@ -110,25 +119,9 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "own attempt": record.get("local_text"),
         "cloud said": record.get("cloud_text"),
     }
-    return [f"{name + ':':<15} {_indented(value)}" for name, value in shown.items() if value not in (None, "")]
-
-
-def _ledger(entry: Mapping[str, Any] | None) -> str | None:
-    """The call as the coordinator has it, or as the record does where nobody could be asked."""
-    if entry is None:
-        return None
-    told = "" if entry["told_by"] == "coordinator" else " (from the record)"
-    model = f", {entry['model']}" if entry["model"] else ""
-    said = (
-        f"{entry['state'].replace('_', ' ')}, {counted(entry['tokens'], 'token')}, {dollars(entry['charged_uusd'])}{model}{told}"
-    )
-    note = f"; {entry['note']}" if entry["note"] else ""
-    return f"{said}{note}; key {entry['call_key']}"
-
-
-def _number(value: Any, otherwise: str) -> str:
-    return otherwise if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _indented(value: Any) -> str:
-    return visible(str(value)).strip().replace("\n", "\n" + " " * 16)
+    indent = "\n" + " " * 16
+    return [
+        f"{name + ':':<15} {visible(str(value)).strip().replace(chr(10), indent)}"
+        for name, value in shown.items()
+        if value not in (None, "")
+    ]

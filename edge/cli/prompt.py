@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from edge.cli.conversation import COMMANDS
+from edge.cli.chat import COMMANDS
 from edge.cli.output import print_line
 from edge.core.files import replacing
 
@@ -27,36 +27,32 @@ MOST_HISTORY_BYTES = 1 << 20
 KEPT_ENTRIES = 1000
 
 
-class TypedLines:
-    """A prompt with history, search, completion and questions of several lines."""
-
-    def __init__(self, history: History) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            "\n> ",
-            multiline=True,
-            prompt_continuation="  ",
-            history=history,
-            completer=_Commands(),
-            complete_style=CompleteStyle.READLINE_LIKE,
-            complete_while_typing=False,
-            key_bindings=_keys(),
-            output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
-        )
-
-    async def next_line(self) -> str | None:
-        """What was sent, None after Ctrl-D. Ctrl-C drops the line."""
-        while True:
-            try:
-                return _encodable(await self._session.prompt_async(handle_sigint=False)).strip()
-            except KeyboardInterrupt:
-                continue
-            except EOFError:
-                return None
+async def typed_lines(history: History) -> AsyncIterator[str]:
+    """What is sent at a prompt with history, search, completion and questions of several lines, until Ctrl-D. Ctrl-C drops the line."""
+    session: PromptSession[str] = PromptSession(
+        "\n> ",
+        multiline=True,
+        prompt_continuation="  ",
+        history=history,
+        completer=_Commands(),
+        complete_style=CompleteStyle.READLINE_LIKE,
+        complete_while_typing=False,
+        key_bindings=_keys(),
+        output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
+    )
+    while True:
+        try:
+            line = _encodable(await session.prompt_async(handle_sigint=False)).strip()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        yield line
 
 
-def open_history(folder: Path, *, kept: bool) -> History:
-    """What was asked in this state folder before, in a file only its owner can read; of this conversation alone where it is not kept."""
-    if not kept:
+def open_history(folder: Path, *, stored: bool) -> History:
+    """What was asked in this state folder before, in a file only its owner can read; of this conversation alone where it is not stored."""
+    if not stored:
         return InMemoryHistory()
     file = folder / HISTORY_FILE
     try:
@@ -100,9 +96,9 @@ class _Commands(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         typed = document.text_before_cursor
         if typed.startswith("/") and not any(map(str.isspace, typed)):
-            for command in COMMANDS:
-                if command.name.startswith(typed):
-                    yield Completion(command.name + " " * bool(command.takes), -len(typed), display_meta=command.about)
+            for name, (follows, about) in COMMANDS.items():
+                if name.startswith(typed):
+                    yield Completion(name + " " * bool(follows), -len(typed), display_meta=about)
 
 
 def _keys() -> KeyBindings:

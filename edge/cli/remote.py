@@ -1,15 +1,17 @@
-"""An agent that runs on a state folder, found by the address it leaves there (endpoint.json) and spoken to over HTTP."""
+"""The agent of a state folder: one that runs, found by the address it leaves there (endpoint.json) and spoken to over HTTP, or else the
+folder itself."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     import aiohttp
 
     from edge.cloud.sent import Choice
+    from edge.config.schema import AgentConfig
+    from edge.serve.ports import AgentControl
 
+Result = TypeVar("Result")
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 2.0
@@ -53,18 +58,58 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
 
 
 @asynccontextmanager
+async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
+    """The agent that runs on the configured state folder; where none can be spoken to, the folder itself."""
+    from edge.app import state_folder
+
+    async with running_agent(state_folder(config)) as remote:
+        if remote is None:
+            from edge.cli.folder_agent import FolderAgent
+
+            yield FolderAgent(config)
+        else:
+            yield remote
+
+
+def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
+    """The result of `work` with that agent, for a command that asks for one thing."""
+
+    async def ask() -> Result:
+        async with agent_control(config) as agent:
+            return await work(agent)
+
+    return asyncio.run(ask())
+
+
+@asynccontextmanager
 async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     """The agent that runs on this state folder, or None. A file left by a killed agent is not believed: another one, on another folder,
     may have its port now."""
-    url = _announced_url(state)
-    if url is None:
+    found = announcement(state)
+    if found is None:
         yield None
         return
     import aiohttp
 
-    async with aiohttp.ClientSession(headers=_credentials(state)) as session:
-        remote = RemoteAgent(session, url, pid=_announced(state, "pid"))
-        yield remote if await remote.answers_at_all() else None
+    token_file = found.get("token_file")
+    headers = {"authorization": f"Bearer {read_token(Path(token_file))}"} if isinstance(token_file, str) else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        remote = RemoteAgent(session, found["url"], pid=found.get("pid"))
+        yield remote if await remote.is_ours() else None
+
+
+def announcement(state: Path) -> dict[str, Any] | None:
+    """url, token_file and pid of the endpoint file; None where there is none, or whoever wrote it is dead."""
+    try:
+        with (state / _FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return None  # nobody holds it any more
+            except OSError:  # it is locked, or nobody can lock there and no more is known
+                found = json.load(file)
+        return found if isinstance(found, dict) and str(found.get("url")).startswith("http://") else None
+    except (OSError, ValueError):
+        return None
 
 
 class RemoteAgent:
@@ -75,8 +120,8 @@ class RemoteAgent:
         self.url = url
         self._pid = pid
 
-    async def answers_at_all(self) -> bool:
-        """Whether an endpoint of ours is there."""
+    async def is_ours(self) -> bool:
+        """Whether an agent's endpoint answers there."""
         import aiohttp
 
         try:
@@ -110,51 +155,51 @@ class RemoteAgent:
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The record of an answer."""
-        return await self._get(f"/api/why/{quote(answer_id, safe='')}")
+        return await self._ask(f"/api/why/{quote(answer_id, safe='')}")
 
     async def status(self) -> Mapping[str, Any]:
         """What the agent is doing now, with its address and process."""
-        return {"running": True, "address": self.url, "pid": self._pid, **await self._get("/api/status")}
+        return {"running": True, "address": self.url, "pid": self._pid, **await self._ask("/api/status")}
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """Learning steps with a number above `after`."""
-        return list((await self._get(f"/api/steps?after={after}"))["steps"])
+        return list((await self._ask(f"/api/steps?after={after}"))["steps"])
 
     async def adapters(self) -> Sequence[Mapping[str, Any]]:
         """The adapter versions on disk."""
-        return list((await self._get("/api/adapters"))["adapters"])
+        return list((await self._ask("/api/adapters"))["adapters"])
 
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever."""
-        return await self._get("/v1/usage")
+        return await self._ask("/v1/usage")
 
     async def ready(self) -> Mapping[str, Any]:
         """Whether questions can be answered now."""
-        return await self._get("/health/ready")
+        return await self._ask("/health/ready")
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version."""
-        return await self._post("/api/adapters/rollback", {"version": version})
+        return await self._ask("/api/adapters/rollback", {"version": version})
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return await self._get("/api/budget")
+        return await self._ask("/api/budget")
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
-        return await self._post("/api/budget", {"task": task, "target_rate": target_rate})
+        return await self._ask("/api/budget", {"task": task, "target_rate": target_rate})
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Strike out a label's dial."""
-        return await self._post("/api/budget/forget", {"task": task})
+        return await self._ask("/api/budget/forget", {"task": task})
 
     async def pause(self, paused: bool) -> Mapping[str, Any]:
         """Ask no cloud until resumed, or again."""
-        return await self._post("/api/budget/pause", {"paused": paused})
+        return await self._ask("/api/budget/pause", {"paused": paused})
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant."""
-        return await self._post("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
+        return await self._ask("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """What left the device."""
@@ -165,72 +210,36 @@ class RemoteAgent:
             "kind": choice.kind,
             "answer": choice.answer_id,
         }
-        return await self._get(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
+        return await self._ask(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content."""
-        return await self._get(f"/api/sent/{entry_id}")
+        return await self._ask(f"/api/sent/{entry_id}")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keep what a person says of an answer."""
-        return await self._post("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
+        """Store a person's verdict on an answer."""
+        return await self._ask("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return await self._get(f"/api/report?since={since:.3f}")
+        return await self._ask(f"/api/report?since={since:.3f}")
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
-        return await self._post("/api/learning", {"paused": paused})
+        return await self._ask("/api/learning", {"paused": paused})
 
-    async def _get(self, path: str) -> Mapping[str, Any]:
-        return await self._request("GET", path)
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Have something done; waits until it is."""
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Read what is at a path; with a body have something done, and wait until it is."""
         import aiohttp
 
-        return await self._request("POST", path, json=dict(body), timeout=aiohttp.ClientTimeout(total=None))
-
-    async def _request(self, method: str, path: str, **options: Any) -> Mapping[str, Any]:
-        import aiohttp
-
+        doing: dict[str, Any] = {} if body is None else {"json": dict(body), "timeout": aiohttp.ClientTimeout(total=None)}
         try:
-            async with self._session.request(method, self.url + path, **options) as reply:
+            async with self._session.request("GET" if body is None else "POST", self.url + path, **doing) as reply:
                 await _raise_for(reply)
                 value: Mapping[str, Any] = await reply.json()
                 return value
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
-
-
-def _announced(state: Path, name: str) -> Any:
-    """One value of the endpoint file; None where there is none, or whoever wrote it is dead."""
-    try:
-        with (state / _FILE).open(encoding="utf-8") as file:
-            return json.load(file)[name] if _is_held(file.fileno()) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _is_held(file: int) -> bool:
-    """Whether whoever wrote the file still lives."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # it is locked, or nobody can lock there and no more is known
-        return True
-    return False
-
-
-def _announced_url(state: Path) -> str | None:
-    url = _announced(state, "url")
-    return url if isinstance(url, str) and url.startswith("http://") else None
-
-
-def _credentials(state: Path) -> dict[str, str]:
-    """The header that shows the agent's token, where it asks for one. Raises ConfigError when the token cannot be read."""
-    path = _announced(state, "token_file")
-    return {"authorization": f"Bearer {read_token(Path(path))}"} if isinstance(path, str) else {}
 
 
 async def _raise_for(reply: aiohttp.ClientResponse) -> None:
@@ -245,18 +254,11 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
         error = (await reply.json())["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"HTTP {reply.status}"}
-    raise _error_of(reply.status, str(error.get("code")), str(error.get("message")))
-
-
-def _error_of(status: int, code: str, message: str) -> EdgeError:
-    if code == "context_length_exceeded":
-        return ContextOverflow(message)
-    if code == CLOUD_OFF:  # no wrong usage, like CloudOff here
-        return EdgeError(message)
-    if code == "too_few_answers":
-        return TooFewAnswers(message)
-    kinds: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
-    return kinds.get(status, EdgeError)(message)
+    message, code = str(error.get("message")), str(error.get("code"))
+    by_code: dict[str, type[EdgeError]] = {"context_length_exceeded": ContextOverflow, "too_few_answers": TooFewAnswers}
+    by_code[CLOUD_OFF] = EdgeError  # no wrong usage, like CloudOff here
+    by_status: dict[int, type[EdgeError]] = {400: UsageError, 404: NotFound, 503: CoordinatorUnavailable}
+    raise (by_code.get(code) or by_status.get(reply.status, EdgeError))(message)
 
 
 def _events_of(line: bytes) -> Iterator[ChannelText | AnswerNote]:

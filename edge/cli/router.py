@@ -5,93 +5,66 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from edge.cli import completion
-from edge.cli.evaluate import EvalOptions, adapter_folders
-from edge.cli.options import Config, Force, Json, Model, Seed, Sets, State, UnsafePrograms
-from edge.cli.output import print_json, print_line
-from edge.cli.settings import Settings
+from edge.cli.evaluate import adapter_folders, sources_of
+from edge.cli.options import Force, Json
+from edge.cli.output import print_line, print_result
+from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted, percent, shown
 from edge.core.limits import MOST_ITEMS
 
-if TYPE_CHECKING:
-    from edge.routing.calibration import RouterQuality
-
-app = typer.Typer(
-    help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None
-)
+app = Typer(help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("train")
+@takes("model state seed unsafe_programs")
 def router_train(
-    out: Annotated[Path, typer.Argument(help="File to write.", metavar="OUT.onnx")],
+    out: Annotated[Path, Argument(help="File to write.", metavar="OUT.onnx")],
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--tasks",
             help="A source of training items. Repeatable; default: the configuration's.",
             metavar="SOURCE",
             autocompletion=completion.sources,
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")
-    ] = 400,
+    limit: Annotated[int, Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")] = 400,
     rate: Annotated[
-        float, typer.Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
+        float, Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
     ] = 0.3,
-    adapter: Annotated[
-        str, typer.Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")
-    ] = "serving",
+    adapter: Annotated[str, Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")] = "serving",
     force: Force = False,
-    model: Model = None,
-    state: State = None,
-    config: Config = None,
-    sets: Sets = None,
-    seed: Seed = None,
-    unsafe_programs: UnsafePrograms = False,
+    *,
+    settings: Settings,
     json: Json = False,
-) -> int:
+) -> None:
     """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
     from edge.app import train_router
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
 
-    _require_place(out, force=force)
-    resolved = Settings(config, sets, model, state=state, seed=seed, unsafe_programs=unsafe_programs).config()
-    plan = EvalPlan(
-        sources=tuple(dict.fromkeys(tasks or [phase.source for phase in resolved.phases])),
-        limit=limit,
-        adapters=adapter_folders(EvalOptions(adapter=adapter), resolved),
-        cloud="none",
-    )
-    with open_console(SystemClock(), quiet=json) as console:
-        console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(train_router(resolved, console.sink, plan, rate, out))
-    if json:
-        print_json({"out": str(out), "rate": rate, **asdict(quality)})
-        return 0
-    print("\n".join(_lines(out, quality)))
-    print_line(f"use it with --set routing.policy=router --set routing.router={out}")
-    return 0
-
-
-def _require_place(out: Path, *, force: bool) -> None:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))}: no file can be written there", hint="name a file in an existing folder")
     if out.exists() and not force:
         raise UsageError(f"{shown(str(out))}: exists already", hint="give another name, or --force to replace it")
-
-
-def _lines(out: Path, quality: RouterQuality) -> list[str]:
+    config = settings.config()
+    plan = EvalPlan(sources_of(tasks, config), limit, adapters=adapter_folders(adapter, config), cloud="none")
+    with open_console(SystemClock(), quiet=json) as console:
+        console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
+        quality = asyncio.run(train_router(config, console.sink, plan, rate, out))
     auc = "unknown" if quality.auc is None else f"{quality.auc:.2f}"
-    return [
+    lines = [
         f"{out}: fitted to {counted(quality.fitted, 'answer')}, measured on {quality.held_out} others",
         f"the local model alone is right on {percent(1 - quality.failed)}; the router hands over {percent(quality.asked)} "
         f"and is right on {percent(quality.kept_accuracy)} of what it keeps (AUC {auc})",
     ]
+    print_result({"out": str(out), "rate": rate, **asdict(quality)}, lines, as_json=json)
+    if not json:
+        print_line(f"use it with --set routing.policy=router --set routing.router={out}")

@@ -5,30 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from edge.cli.options import Config, Sets, State
 from edge.cli.output import print_line
-from edge.cli.settings import Settings
+from edge.cli.settings import Settings, takes
 
 
-def command(
-    new: Annotated[bool, typer.Option("--new", help="Make another one in its place.")] = False,
-    state: State = None,
-    config: Config = None,
-    sets: Sets = None,
-) -> int:
+@takes("state")
+def command(new: Annotated[bool, Option("--new", help="Make another one in its place.")] = False, *, settings: Settings) -> None:
     """Print the token that clients show to the endpoint; make it first where there is none."""
     from edge.app import state_folder
     from edge.serve.token_file import make_token, read_token
 
-    settings = Settings(config, sets, state=state).config()
-    named = settings.serve.token_file
-    path = Path(named).expanduser() if named else state_folder(settings) / "serve-token"
-    token = make_token(path) if new or not path.exists() else read_token(path)
-    print(token)
+    config = settings.config()
+    named = config.serve.token_file
+    path = Path(named).expanduser() if named else state_folder(config) / "serve-token"
+    print(make_token(path) if new or not path.exists() else read_token(path))
     if not named:
-        print_line(f"kept in {path}; edge-agent run asks for it with --set serve.token_file={path}")
+        print_line(f"stored in {path}; edge-agent run asks for it with --set serve.token_file={path}")
     elif new:
-        print_line(f"kept in {path}; a running agent goes on with the old one until it is started again")
-    return 0
+        print_line(f"stored in {path}; a running agent goes on with the old one until it is started again")

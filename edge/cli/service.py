@@ -10,398 +10,251 @@ import plistlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated
 
-import typer
+from typer import Option, Typer
 
-from edge.cli.options import Config, Coordinator, DeviceProfile, Force, Json, Mode, Model, Sets, State
-from edge.cli.output import one_line, print_json, print_line
-from edge.cli.settings import Settings
+from edge.cli.options import Force, Json
+from edge.cli.output import one_line, print_line, print_result
+from edge.cli.run import check_run
+from edge.cli.settings import Settings, takes
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
 from edge.core.formatting import shown
 from edge.core.limits import MOST_ITEMS
 
-if TYPE_CHECKING:
-    from edge.config.schema import AgentConfig
+app = Typer(help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None)
 
-
-app = typer.Typer(help="Run in the background from log-in on (systemd, launchd).", no_args_is_help=True, rich_markup_mode=None)
+UNIT = "edge-agent.service"
+LABEL = "edge-agent"
+STOP_S = 90
+"""How long the work in progress may take to end; a kill after that loses at most a learning step."""
+NOT_RUNNING = 3
+"""Exit code of `status` for a service that does not run, as service managers have it."""
+CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "EDGE_AGENT_DEVICE_PROFILE", "HF_HOME")
+"""Settings from the environment that a service would miss; none is a secret."""
+DryRun = Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
 @app.command("install")
+@takes("model coordinator state mode port device_profile")
 def service_install(
-    model: Model = None,
-    coordinator: Coordinator = None,
-    state: State = None,
-    mode: Mode = None,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one).")] = None,
-    no_learn: Annotated[bool, typer.Option("--no-learn", help="Serve only.")] = False,
-    device_profile: DeviceProfile = None,
-    config: Config = None,
-    sets: Sets = None,
-    print_only: Annotated[bool, typer.Option("--print", help="Print the unit, and change nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    *,
+    settings: Settings,
+    no_learn: Annotated[bool, Option("--no-learn", help="Serve only.")] = False,
+    print_only: Annotated[bool, Option("--print", help="Print the unit, and change nothing.")] = False,
+    dry_run: DryRun = False,
     force: Force = False,
-) -> int:
+) -> None:
     """Start `edge-agent run` with these options at every log-in, and now."""
-    settings = Settings(config, sets, model, coordinator, state, mode, port=port, device_profile=device_profile)
-    options = run_options(settings, learn=not no_learn)
-    return install(settings, options, Plan(print_only=print_only, dry_run=dry_run, force=force, learns=not no_learn))
+    config = settings.config()
+    check_run(config, learns=not no_learn and config.learning.enabled, serves=True)
+    manager = _manager()
+    command = [sys.executable, "-P", "-m", "edge.cli", "run", *_run_options(settings), *(["--no-learn"] if no_learn else [])]
+    carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+    text = manager.text(ServiceSpec(command, Path.home(), carried, _environment_file()))
+    if print_only:
+        print(text, end="")
+        return
+    if dry_run:
+        print(f"write {manager.file}")
+        print("\n".join(map(shlex.join, manager.start())))
+        return
+    file = manager.file
+    if not force and file.exists() and file.read_text(encoding="utf-8", errors="replace") != text:
+        raise UsageError(f"{file}: another one is installed", hint="--force replaces it; --print shows the new one")
+    _require(manager)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+    except OSError as error:
+        raise EdgeError(f"{file}: cannot be written ({error.strerror})", hint="check the folder and its permissions") from error
+    for words in manager.start():
+        _run(words, f"{shlex.join(words)} failed")
+    print(f"installed and started: {file}")
+    if manager.lingers:  # without lingering a user's services end with the last session
+        code, answer = _outcome(manager.lingers)
+        if code or answer.strip() != "yes":
+            print_line("it runs while you are logged in; to let it run always: loginctl enable-linger")
+    embedded = config.coordinator.embedded
+    name = embedded.api_key_env or (embedded.api_key or "").removeprefix("env:")
+    if name and not name.startswith("file:"):  # a key in this shell's environment is not in the service's
+        print_line(manager.key_advice(name))
 
 
 @app.command("uninstall")
-def service_uninstall(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
-) -> int:
+def service_uninstall(dry_run: DryRun = False) -> None:
     """Stop the service and remove it; what the agent has learned stays."""
-    return uninstall(Plan(dry_run=dry_run))
+    manager = _manager()
+    if dry_run:
+        print("\n".join([*map(shlex.join, manager.stop), f"remove {manager.file}", *map(shlex.join, manager.forget)]))
+        return
+    if not manager.file.exists():
+        raise UsageError(f"no service is installed ({manager.file} is not there)")
+    _require(manager)
+    for words in manager.stop:
+        _run(words, f"{shlex.join(words)} failed")
+    manager.file.unlink()
+    for words in manager.forget:
+        _run(words, f"{shlex.join(words)} failed")
+    print(f"stopped and removed: {manager.file}; state, models and what was learned stay")
 
 
 @app.command("status")
 def service_status(json: Json = False) -> int:
     """Whether the service is installed and runs; exit code 0 when it runs, 3 when not."""
-    return status(as_json=json)
+    manager = _manager()
+    installed = manager.file.exists()
+    running = installed and _outcome(manager.is_running)[0] == 0
+    text = (
+        f"{'runs' if running else 'does not run'}: {manager.file}" if installed else "not installed; edge-agent service install"
+    )
+    print_result({"installed": installed, "running": running, "file": str(manager.file)}, [text], as_json=json)
+    return 0 if running else NOT_RUNNING
 
 
 @app.command("logs")
 def service_logs(
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")
-    ] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    lines: Annotated[int, Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")] = 50,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
 ) -> int:
     """What the service said."""
-    return logs(lines, follow=follow)
-
-
-NOT_RUNNING = 3
-"""Exit code of `status` for a service that does not run, as service managers have it."""
-CARRIED = ("EDGE_AGENT_NO_CLOUD", "EDGE_AGENT_MODELS", "EDGE_AGENT_ALLOCATOR", "EDGE_AGENT_DEVICE_PROFILE", "HF_HOME")
-"""Settings from the environment that a service would miss; none is a secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What `--print` and `--dry-run` do instead, whether a unit that is there may be replaced, and whether the service learns."""
-
-    print_only: bool = False
-    dry_run: bool = False
-    force: bool = False
-    learns: bool = True
-
-
-class Manager(Protocol):
-    """A service manager of this user."""
-
-    file: Path
-
-    def text(self, spec: ServiceSpec) -> str:
-        """What belongs in `file`."""
-        ...
-
-    def probe(self) -> list[str]:
-        """A command that succeeds where the manager can be spoken to."""
-        ...
-
-    def start(self) -> list[list[str]]:
-        """Commands that take `file` up and start the service."""
-        ...
-
-    def stop(self) -> list[list[str]]:
-        """Commands that stop it for good, while `file` is still there."""
-        ...
-
-    def forget(self) -> list[list[str]]:
-        """Commands after `file` is gone."""
-        ...
-
-    def is_running(self) -> list[str]:
-        """A command that succeeds while the service runs."""
-        ...
-
-    def logs(self, lines: int, *, follow: bool) -> list[str]:
-        """A command that shows what the service said."""
-        ...
-
-    def advice(self) -> str:
-        """What else a person may have to do, or ""."""
-        ...
-
-
-class Systemd:
-    """A systemd that runs for the user."""
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the user's folder of configuration."""
-        self.file = folder / "systemd" / "user" / UNIT
-
-    def text(self, spec: ServiceSpec) -> str:
-        """The unit."""
-        return systemd_unit(spec)
-
-    def probe(self) -> list[str]:
-        """Fails where no systemd runs, or none for this user."""
-        return ["systemctl", "--user", "show-environment"]
-
-    def start(self) -> list[list[str]]:
-        """Taken up, and restarted where it ran with an older unit."""
-        return [["systemctl", "--user", *words] for words in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT])]
-
-    def stop(self) -> list[list[str]]:
-        """Stopped, and not started at the next log-in."""
-        return [["systemctl", "--user", "disable", "--now", UNIT]]
-
-    def forget(self) -> list[list[str]]:
-        """The unit is no longer known."""
-        return [["systemctl", "--user", "daemon-reload"]]
-
-    def is_running(self) -> list[str]:
-        """By systemd's word."""
-        return ["systemctl", "--user", "is-active", "--quiet", UNIT]
-
-    def logs(self, lines: int, *, follow: bool) -> list[str]:
-        """The journal."""
-        return ["journalctl", "--user-unit", UNIT, "--lines", str(lines), "--no-pager", *(["--follow"] if follow else [])]
-
-    def advice(self) -> str:
-        """Without lingering a user's services end with the last session."""
-        asked = outcome(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
-        if asked.code == 0 and asked.text.strip() == "yes":
-            return ""
-        return "it runs while you are logged in; to let it run always: loginctl enable-linger"
-
-
-class Launchd:
-    """The launchd of a Mac, for the user who is logged in."""
-
-    def __init__(self, home: Path) -> None:
-        self.file = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-        self._log = log_file(home)
-        self._domain = f"gui/{os.getuid()}"
-
-    def text(self, spec: ServiceSpec) -> str:
-        """The property list."""
-        return launchd_plist(spec)
-
-    def probe(self) -> list[str]:
-        """Fails where nobody is logged in at the screen."""
-        return ["launchctl", "print", self._domain]
-
-    def start(self) -> list[list[str]]:
-        """Loaded; RunAtLoad starts it."""
-        loaded = outcome(self.is_running()).code == 0
-        return [*(self.stop() if loaded else []), ["launchctl", "bootstrap", self._domain, str(self.file)]]
-
-    def stop(self) -> list[list[str]]:
-        """Stopped and unloaded."""
-        return [["launchctl", "bootout", f"{self._domain}/{LABEL}"]]
-
-    def forget(self) -> list[list[str]]:
-        """Unloading was all."""
-        return []
-
-    def is_running(self) -> list[str]:
-        """Whether it is loaded."""
-        return ["launchctl", "print", f"{self._domain}/{LABEL}"]
-
-    def logs(self, lines: int, *, follow: bool) -> list[str]:
-        """The log file."""
-        return ["tail", "-n", str(lines), *(["-f"] if follow else []), str(self._log)]
-
-    def advice(self) -> str:
-        """Nothing more."""
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a command ended, and what it said."""
-
-    code: int
-    text: str
-
-
-def install(settings: Settings, options: Sequence[str], plan: Plan) -> int:
-    """Write the service's file and start it. `options` are those of `run`, checked as `run` checks them. Raises UsageError, EdgeError."""
-    from edge.cli.run import check_run
-
-    config = settings.config()
-    check_run(config, learns=plan.learns and config.learning.enabled, serves=True)
-    manager = manager_of_this_machine()
-    spec = ServiceSpec(
-        [sys.executable, "-P", "-m", "edge.cli", "run", *options],
-        Path.home(),
-        {name: os.environ[name] for name in CARRIED if os.environ.get(name)},
-        environment_file(),
-    )
-    text = manager.text(spec)
-    if plan.print_only:
-        print(text, end="")
-        return 0
-    if plan.dry_run:
-        print(f"write {manager.file}")
-        print("\n".join(map(shlex.join, manager.start())))
-        return 0
-    _refuse_other_text(manager.file, text, force=plan.force)
-    _require(manager)
-    _write(manager.file, text)
-    _run_all(manager.start())
-    print(f"installed and started: {manager.file}")
-    for line in filter(None, (manager.advice(), _key_advice(config))):
-        print_line(line)
-    return 0
-
-
-def run_options(settings: Settings, *, learn: bool) -> list[str]:
-    """The options of `run` that say the same as these settings, from any folder."""
-    paths = (("--config", settings.file), ("--state", settings.state), ("--device-profile", settings.device_profile))
-    words = [
-        *(word for name, path in paths if path is not None for word in (name, str(path.expanduser().absolute()))),
-        *_option("--model", _absolute_model(settings.model)),
-        *_option("--coordinator", settings.coordinator),
-        *_option("--mode", settings.mode),
-        *_option("--port", settings.port),
-        *(word for value in settings.sets or () for word in ("--set", value)),
-    ]
-    return words if learn else [*words, "--no-learn"]
-
-
-def _option(name: str, value: object) -> list[str]:
-    return [] if value is None else [name, str(value)]
-
-
-def _absolute_model(name: str | None) -> str | None:
-    """A model by path, from any folder; a name as it is."""
-    path = Path(name or "").expanduser()
-    return str(path.absolute()) if name and path.exists() else name
-
-
-def uninstall(plan: Plan) -> int:
-    """Stop the service and remove its file; what the agent has learned stays. Raises UsageError where there is none."""
-    manager = manager_of_this_machine()
-    if plan.dry_run:
-        print("\n".join([*map(shlex.join, manager.stop()), f"remove {manager.file}", *map(shlex.join, manager.forget())]))
-        return 0
-    if not manager.file.exists():
-        raise UsageError(f"no service is installed ({manager.file} is not there)")
-    _require(manager)
-    _run_all(manager.stop())
-    manager.file.unlink()
-    _run_all(manager.forget())
-    print(f"stopped and removed: {manager.file}; state, models and what was learned stay")
-    return 0
-
-
-def status(*, as_json: bool) -> int:
-    """Whether the service is installed and runs; 0 when it runs, 3 when not."""
-    manager = manager_of_this_machine()
-    installed = manager.file.exists()
-    running = installed and outcome(manager.is_running()).code == 0
-    if as_json:
-        print_json({"installed": installed, "running": running, "file": str(manager.file)})
-    elif installed:
-        print(f"{'runs' if running else 'does not run'}: {manager.file}")
-    else:
-        print("not installed; edge-agent service install")
-    return 0 if running else NOT_RUNNING
-
-
-def logs(lines: int, *, follow: bool) -> int:
-    """What the service said. Raises UsageError where there is none, EdgeError where its words cannot be had."""
-    manager = manager_of_this_machine()
+    manager = _manager()
     if not manager.file.exists():
         raise UsageError(f"no service is installed ({manager.file} is not there)", hint="edge-agent service install")
-    command = manager.logs(lines, follow=follow)
+    command = manager.logs(lines, follow)
     try:
         return subprocess.run(command, check=False).returncode
     except OSError as error:
         raise EdgeError(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
-def manager_of_this_machine() -> Manager:
-    """Raises UsageError on a system with neither."""
-    if sys.platform == "darwin":
-        return Launchd(Path.home())
+def _run_options(settings: Settings) -> list[str]:
+    """The options of `run` that mean the same as these settings, from any folder; a model's name stays as it is."""
+    paths = {"--config": settings.config_file, "--state": settings.state, "--device-profile": settings.device_profile}
+    options: dict[str, object] = {name: path and path.expanduser().absolute() for name, path in paths.items()}
+    model = Path(settings.model or "").expanduser()
+    options["--model"] = model.absolute() if settings.model and model.exists() else settings.model
+    options |= {"--coordinator": settings.coordinator, "--mode": settings.mode, "--port": settings.port}
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return [*words, *(word for value in settings.sets or () for word in ("--set", value))]
+
+
+def _outcome(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end: its exit code, 127 where it cannot be run, and what it printed."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        return 127, f"{command[0]}: {error.strerror}"
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def _run(command: Sequence[str], problem: str, hint: str = "") -> None:
+    """Raises EdgeError with the problem and what the command printed where it fails."""
+    code, text = _outcome(command)
+    if code:
+        raise EdgeError(f"{problem}: {shown(one_line(text)) or f'exit code {code}'}", hint=hint)
+
+
+def _require(manager: Manager) -> None:
+    """Raises EdgeError where the service manager cannot be spoken to, before anything is changed."""
+    elsewhere = "log in as this user, or take edge-agent service install --print to another service manager"
+    _run(manager.probe, f"{' '.join(manager.probe[:2])} cannot be used here", hint=f"nothing was changed; {elsewhere}")
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """A service manager of this user, as its commands. `probe` succeeds where it can be spoken to, `start` are those that take `file` up
+    and start the service, `stop` those that stop it for good while `file` is still there, `forget` those after it is gone."""
+
+    file: Path
+    text: Callable[[ServiceSpec], str]
+    probe: Sequence[str]
+    start: Callable[[], Sequence[Sequence[str]]]
+    stop: Sequence[Sequence[str]]
+    forget: Sequence[Sequence[str]]
+    is_running: Sequence[str]
+    logs: Callable[[int, bool], Sequence[str]]
+    lingers: Sequence[str]
+    """Prints `yes` where services go on without a session; (): they always do."""
+    key_advice: Callable[[str], str]
+    """Where a key belongs that is in the environment variable of this name here."""
+
+
+def _manager() -> Manager:
+    """That of this machine. Raises UsageError on a system with neither."""
     if sys.platform == "linux":
-        return Systemd(config_home())
+        return _systemd()
+    if sys.platform == "darwin":
+        return _launchd(Path.home())
     raise UsageError(
         f"there is no service for {sys.platform}", hint="systemd and launchd are known; start edge-agent run yourself"
     )
 
 
-def config_home() -> Path:
+def _systemd() -> Manager:
+    """A systemd that runs for the user."""
+    control = ("systemctl", "--user")
+    journal = ("journalctl", "--user-unit", UNIT)
+    return Manager(
+        file=_config_home() / "systemd" / "user" / UNIT,
+        text=systemd_unit,
+        probe=[*control, "show-environment"],
+        start=lambda: [[*control, *words] for words in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT])],
+        stop=[[*control, "disable", "--now", UNIT]],
+        forget=[[*control, "daemon-reload"]],
+        is_running=[*control, "is-active", "--quiet", UNIT],
+        logs=lambda lines, follow: [*journal, "--lines", str(lines), "--no-pager", *(["--follow"] if follow else [])],
+        lingers=["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"],
+        key_advice=lambda name: (
+            f"the service does not see your shell's {name}: write {name}=... to {_environment_file()} (mode 0600), "
+            f"then systemctl --user restart {UNIT}"
+        ),
+    )
+
+
+def _launchd(home: Path) -> Manager:
+    """The launchd of a Mac, for the user who is logged in at the screen."""
+    file, domain = home / "Library" / "LaunchAgents" / f"{LABEL}.plist", f"gui/{os.getuid()}"
+    is_running, stop = ["launchctl", "print", f"{domain}/{LABEL}"], [["launchctl", "bootout", f"{domain}/{LABEL}"]]
+
+    def start() -> Sequence[Sequence[str]]:
+        is_loaded = _outcome(is_running)[0] == 0
+        return [*(stop if is_loaded else []), ["launchctl", "bootstrap", domain, str(file)]]
+
+    return Manager(
+        file=file,
+        text=launchd_plist,
+        probe=["launchctl", "print", domain],
+        start=start,
+        stop=stop,
+        forget=[],
+        is_running=is_running,
+        logs=lambda lines, follow: ["tail", "-n", str(lines), *(["-f"] if follow else []), str(_log_file(home))],
+        lingers=[],
+        key_advice=lambda name: (
+            f"the service does not see {name}: put the key into a file (mode 0600), and coordinator.embedded.api_key: file:/PATH"
+        ),
+    )
+
+
+def _config_home() -> Path:
     """The user's folder of configuration, as systemd finds it."""
     given = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(given) if given.startswith("/") else Path.home() / ".config"
 
 
-def environment_file() -> Path:
+def _environment_file() -> Path:
     """Where a person may keep what no unit should show, as NAME=value lines."""
-    return config_home() / "edge-agent" / "environment"
+    return _config_home() / "edge-agent" / "environment"
 
 
-def outcome(command: Sequence[str]) -> Outcome:
-    """Run a command to its end; 127 where it cannot be run."""
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        return Outcome(127, f"{command[0]}: {error.strerror}")
-    return Outcome(ended.returncode, ended.stdout + ended.stderr)
-
-
-def _require(manager: Manager) -> None:
-    """Raises EdgeError where the service manager cannot be spoken to, before anything is changed."""
-    asked = outcome(manager.probe())
-    if asked.code:
-        name = " ".join(manager.probe()[:2])
-        raise EdgeError(
-            f"{name} cannot be used here: {shown(one_line(asked.text)) or f'exit code {asked.code}'}",
-            hint="nothing was changed; log in as this user, or take edge-agent service install --print to another service manager",
-        )
-
-
-def _refuse_other_text(file: Path, text: str, *, force: bool) -> None:
-    if not force and file.exists() and file.read_text(encoding="utf-8", errors="replace") != text:
-        raise UsageError(f"{file}: another one is installed", hint="--force replaces it; --print shows the new one")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, text)
-    except OSError as error:
-        raise EdgeError(f"{file}: cannot be written ({error.strerror})", hint="check the folder and its permissions") from error
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    for command in commands:
-        ended = outcome(command)
-        if ended.code:
-            raise EdgeError(f"{shlex.join(command)} failed: {shown(one_line(ended.text)) or f'exit code {ended.code}'}")
-
-
-def _key_advice(config: AgentConfig) -> str:
-    """That a key in this shell's environment is not in the service's."""
-    embedded = config.coordinator.embedded
-    name = embedded.api_key_env or (embedded.api_key or "").removeprefix("env:")
-    if not name or name.startswith("file:"):
-        return ""
-    if sys.platform == "darwin":
-        return (
-            f"the service does not see {name}: put the key into a file (mode 0600), and coordinator.embedded.api_key: file:/PATH"
-        )
-    place = f"write {name}=... to {environment_file()} (mode 0600)"
-    return f"the service does not see your shell's {name}: {place}, then systemctl --user restart {UNIT}"
-
-
-UNIT = "edge-agent.service"
-LABEL = "edge-agent"
-STOP_S = 90
-"""How long the work in progress may take to end; a kill after that loses at most a learning step."""
+def _log_file(home: Path) -> Path:
+    """Where a launch agent's output goes; systemd has its journal."""
+    return home / "Library" / "Logs" / "edge-agent.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +274,7 @@ def systemd_unit(spec: ServiceSpec) -> str:
     model writes needs namespaces of its own.
     """
     environment = [f"Environment={_word(f'{name}={value}')}" for name, value in spec.environment.items()]
-    file = [f"EnvironmentFile=-{_path(spec.environment_file)}"] if spec.environment_file else []
+    file = [f"EnvironmentFile=-{str(spec.environment_file).replace('%', '%%')}"] if spec.environment_file else []
     lines = [
         "[Unit]",
         "Description=edge-agent: a small language model that answers and learns on this machine",
@@ -460,7 +313,7 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 def launchd_plist(spec: ServiceSpec) -> str:
     """The text of a launch agent."""
-    log = str(log_file(spec.home))
+    log = str(_log_file(spec.home))
     job = {
         "Label": LABEL,
         "ProgramArguments": list(spec.command),
@@ -478,17 +331,8 @@ def launchd_plist(spec: ServiceSpec) -> str:
     return plistlib.dumps(job, sort_keys=False).decode()
 
 
-def log_file(home: Path) -> Path:
-    """Where a launch agent's output goes; systemd has its journal."""
-    return home / "Library" / "Logs" / "edge-agent.log"
-
-
 def _word(text: str) -> str:
     """One word of a command line or an assignment, so that systemd neither splits it nor sees a specifier in it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
     plain = text and all(char.isalnum() or char in "/._-=:,+@" for char in text)
     return text if plain else f'"{escaped}"'
-
-
-def _path(path: Path) -> str:
-    return str(path).replace("%", "%%")

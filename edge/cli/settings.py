@@ -1,39 +1,102 @@
-"""From command-line options to a resolved configuration."""
+"""The options that several commands share, the configuration that they make, and what of it is worth a line before work begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+from typer import Option
+
+from edge.cli import completion
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
+from edge.core.limits import LARGEST_SEED
 
 if TYPE_CHECKING:
     from edge.config.device_profile import Pick
-    from edge.config.loader import Flag, Resolved
+    from edge.config.loader import Resolved
     from edge.config.schema import AgentConfig
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options that several commands share; None where an option was not given."""
+    """What was given of the shared options; None (or False) where an option was not.
 
-    file: Path | None = None
-    sets: Sequence[str] | None = None
-    model: str | None = None
-    coordinator: str | None = None
-    state: Path | None = None
-    mode: str | None = None
-    tasks: Sequence[str] | None = None
-    target_rate: float | None = None
-    seed: int | None = None
-    port: int | None = None
+    A field is one option: how the command line reads it, and the configuration key that it sets. Those without a key are put together in
+    `resolve`. `phase_steps`: the steps of each phase.
+    """
+
+    config_file: Annotated[Path | None, Option("--config", help="YAML configuration file.", metavar="FILE")] = None
+    sets: Annotated[
+        list[str] | None, Option("--set", help="Set one value, e.g. learning.group_size=8. Repeatable.", metavar="K=V")
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            help="GGUF file, or the name of a bundled or pulled model.",
+            metavar="NAME|PATH",
+            autocompletion=completion.models,
+        ),
+        "model.path",
+    ] = None
+    coordinator: Annotated[
+        str | None,
+        Option(
+            "--coordinator", help="Coordinator to ask; without one, an embedded one is started.", metavar="HOST:PORT|unix:PATH"
+        ),
+        "coordinator.address",
+    ] = None
+    state: Annotated[
+        Path | None, Option("--state", help="State folder (default: the platform's).", metavar="DIR"), "state_folder"
+    ] = None
+    mode: Annotated[
+        str | None,
+        Option("--mode", help="auto, prefer-local, local-only or cloud-only.", metavar="MODE", autocompletion=completion.modes),
+        "mode",
+    ] = None
+    tasks: Annotated[
+        list[str] | None,
+        Option(
+            "--tasks",
+            help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
+            metavar="SOURCE",
+            autocompletion=completion.sources,
+        ),
+    ] = None
+    target_rate: Annotated[
+        float | None,
+        Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+    ] = None
+    seed: Annotated[
+        int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N"), "learning.seed"
+    ] = None
+    port: Annotated[int | None, Option("--port", min=0, max=65535, help="Port on 127.0.0.1 (0: any free one)."), "serve.port"] = (
+        None
+    )
+    unsafe_programs: Annotated[
+        bool,
+        Option("--unsafe-programs", help="Run programs written by a model without isolation where there is none."),
+        "programs.unsafe",
+    ] = False
+    device_profile: Annotated[
+        Path | None,
+        Option("--device-profile", help="Device profile, as `doctor --write-profile` writes it.", metavar="FILE"),
+        "device_profile",
+    ] = None
+    never_send: Annotated[
+        list[str] | None,
+        Option(
+            "--never-send", help="Text, or like:PATTERN, that no request may hold; added to the configured rules.", metavar="TEXT"
+        ),
+    ] = None
     phase_steps: int | None = None
-    unsafe_programs: bool = False
-    device_profile: Path | None = None
-    never_send: Sequence[str] | None = None
 
     def resolve(self, pick: Callable[[AgentConfig], Pick] | None = None) -> Resolved[AgentConfig]:
         """The configuration; `pick` finds a device profile where none is named. Raises ConfigError for a bad file, OptionError for a bad
@@ -42,47 +105,135 @@ class Settings:
         from edge.config.agent import resolve_agent_config
         from edge.config.loader import Flag
 
-        if self.file is not None and not self.file.expanduser().exists():
-            raise UsageError(f"--config {shown(str(self.file))}: there is no such file", hint="edge-agent config init writes one")
-        profile = [] if self.device_profile is None else [Flag("device_profile", str(self.device_profile), "--device-profile")]
-        config = resolve_agent_config(self.file, self.sets or (), profile).config
-        flags = list(self._flags(0 if self.tasks else len(config.phases)))
+        file, sets = self.config_file, self.sets or ()
+        if file is not None and not file.expanduser().exists():
+            raise UsageError(f"--config {shown(str(file))}: there is no such file", hint="edge-agent config init writes one")
+        flags = [
+            Flag(key, str(value) if isinstance(value, Path) else value, f"--{name.replace('_', '-')}")
+            for name, key in _KEYS.items()
+            if (value := getattr(self, name)) is not None and value is not False
+        ]
+        below = resolve_agent_config(file, sets, [flag for flag in flags if flag.key == "device_profile"]).config
+        phase = {"target_rate": (self.target_rate, "--target-rate"), "steps": (self.phase_steps, "--steps")}
+        given = {key: (value, name) for key, (value, name) in phase.items() if value is not None}
+        if self.tasks:
+            phases = [{"source": source, **{key: value for key, (value, _) in given.items()}} for source in self.tasks]
+            flags.append(Flag("phases", phases, "--tasks"))
+        else:
+            numbered = [(number, key) for number in range(len(below.phases)) for key in given]
+            flags += [Flag(f"phases.{number}.{key}", *given[key]) for number, key in numbered]
         if self.never_send:
-            flags.append(Flag("privacy.never_send", [*config.privacy.never_send, *self.never_send], "--never-send"))
-        return resolve_agent_config(self.file, self.sets or (), flags, pick)
+            flags.append(Flag("privacy.never_send", [*below.privacy.never_send, *self.never_send], "--never-send"))
+        return resolve_agent_config(file, sets, flags, pick)
 
     def config(self) -> AgentConfig:
         """The configuration without its origins."""
         return self.resolve().config
 
-    def _flags(self, phases: int) -> Iterator[Flag]:
-        from edge.config.loader import Flag
 
-        single: tuple[tuple[str, Any, str], ...] = (
-            ("device_profile", None if self.device_profile is None else str(self.device_profile), "--device-profile"),
-            ("model.path", self.model, "--model"),
-            ("coordinator.address", self.coordinator, "--coordinator"),
-            ("state_folder", None if self.state is None else str(self.state), "--state"),
-            ("mode", self.mode, "--mode"),
-            ("learning.seed", self.seed, "--seed"),
-            ("serve.port", self.port, "--port"),
-            ("programs.unsafe", self.unsafe_programs or None, "--unsafe-programs"),
-        )
-        yield from (Flag(key, value, name) for key, value, name in single if value is not None)
-        if self.tasks:
-            yield Flag("phases", [self._phase(source) for source in self.tasks], "--tasks")
-        else:
-            yield from self._phase_flags(phases)
+_OPTIONS = get_type_hints(Settings, include_extras=True)
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
+_KEYS = {name: hint.__metadata__[1] for name, hint in _OPTIONS.items() if len(getattr(hint, "__metadata__", ())) > 1}
 
-    def _phase(self, source: str) -> dict[str, Any]:
-        given = {"target_rate": self.target_rate, "steps": self.phase_steps}
-        return {"source": source, **{key: value for key, value in given.items() if value is not None}}
 
-    def _phase_flags(self, phases: int) -> Iterator[Flag]:
-        from edge.config.loader import Flag
+def takes(names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Give a command the shared options of these names, as in `takes("model state")`, and --config and --set. In its help they stand where
+    its parameter `settings` stands, and they reach it there as one Settings."""
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=_OPTIONS[name])
+        for name in (*names.split(), "config_file", "sets")
+    ]
 
-        for index in range(phases):
-            if self.target_rate is not None:
-                yield Flag(f"phases.{index}.target_rate", self.target_rate, "--target-rate")
-            if self.phase_steps is not None:
-                yield Flag(f"phases.{index}.steps", self.phase_steps, "--steps")
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            parameters += shared if parameter.name == "settings" else own
+
+        @wraps(command)
+        def called(**given: Any) -> Result:
+            settings = Settings(**{parameter.name: given.pop(parameter.name) for parameter in shared})
+            return command(settings=settings, **given)
+
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+_WORDS = {
+    "engine.max_rows": "{} rows",
+    "learning.prompts_per_step": "{} prompts per step",
+    "learning.micro_batch_tokens": "micro-batches of {} tokens",
+    "learning.gradient_checkpointing": "gradient checkpointing {}",
+}
+
+
+def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
+    """What a person should know of the settings before a command begins to work, one line each."""
+    from edge.app import measured_hints, model_file
+    from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED
+
+    config = resolved.config
+    if line := layers_line(config):
+        yield line
+    if chars := config.coordinator.hint_chars:
+        measured = measured_hints(config)
+        if measured is None or measured["verdict"] != "pays":
+            found = "was not measured here" if measured is None else f"was measured: {measured['verdict']}"
+            yield f"hints of {chars} characters go to the cloud LLM; whether they pay {found} (edge-agent hints measure)"
+    profile, picked = config.device_profile, resolved.origins.get("device_profile", "")
+    brought = ", ".join(
+        _setting_text(key, value)
+        for key, value, origin in resolved.rows()
+        if origin.startswith(f"{profile}:") and not key.startswith("device.")
+    )
+    if picked.startswith(NOT_PICKED):
+        yield f"device profile {picked}; edge-agent doctor --keep-profile measures this machine"
+    elif picked in (KNOWN, MEASURED):
+        yield f"device profile {profile} ({picked}; device_profile: none does without): {brought or 'no settings'}"
+    elif learns and brought:
+        yield f"device profile: {brought}"
+    if learns:
+        from edge.sizing import row_tokens
+
+        longest, context = config.learning.max_tokens, row_tokens(config, model_file(config.model.path))
+        if longest >= context:
+            yield (
+                f"learning.max_tokens is {longest}, but prompt and response share {context} tokens (model.context_tokens): "
+                "responses end where the context does"
+            )
+
+
+def _setting_text(key: str, value: Any) -> str:
+    text = _WORDS[key].format(value) if key in _WORDS else f"{key} = {value}"
+    return text.replace("prompts", "prompt").replace("rows", "row") if value == 1 else text
+
+
+def layers_line(config: AgentConfig) -> str:
+    """That layers cannot go to a graphics processor though the configuration sends some there, or ""."""
+    from edge.app import choose_engine, model_file
+
+    layers = config.engine.gpu_layers
+    if not layers or not choose_engine(config, model_file(config.model.path)).splits_layers:
+        return ""
+    from edge.inference.gguf_model import llama_offloads
+
+    if llama_offloads():
+        return ""
+    return f"engine.gpu_layers is {layers}, but this llama.cpp is built for the processor alone: all layers stay on it"
+
+
+def privacy_line(config: AgentConfig) -> str:
+    """What happens to private data before a request is sent to a cloud LLM, or "" where none leaves this device."""
+    from edge.app import switched_off
+
+    coordinator, privacy = config.coordinator, config.privacy
+    if switched_off(config) or (coordinator.address is None and coordinator.embedded.upstream == "bundled"):
+        return ""
+    if not privacy.enabled:
+        return "what is private goes to the cloud LLM as it is (privacy.enabled is false); edge-agent outbox shows what left"
+    terms = ["your terms"] if privacy.terms or privacy.terms_file else []
+    found = ", ".join([*privacy.kinds, *terms]) or "nothing: privacy.kinds and privacy.terms are empty"
+    return f"private data is replaced before a request leaves for the cloud LLM ({found}); edge-agent outbox shows what left"

@@ -157,8 +157,8 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
     behaviour = torch.tensor([value for row in rows for value in row.behaviour_logprobs], dtype=torch.float32)
     coefficients = torch.tensor([row.coefficient for row in rows], dtype=torch.float32).repeat_interleave(lengths)
     row_N = torch.arange(len(rows)).repeat_interleave(lengths)
-    flat = Targets(*(tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N)))
-    targets = flat._replace(biased=biased_targets(rows, device))
+    ids_N, behaviour_N, coefficients_N, row_N = (tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N))
+    targets = Targets(ids_N, behaviour_N, coefficients_N, row_N, biased=biased_targets(rows, device))
     if not any(row.off_policy for row in rows):
         return targets
     off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge.cli.control import FolderAgent, agent_control
-from edge.cli.remote import RemoteAgent, announced
+from edge.cli.folder_agent import FolderAgent
+from edge.cli.remote import RemoteAgent, agent_control, announced
 from edge.cloud.sent import Choice
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock

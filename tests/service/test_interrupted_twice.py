@@ -10,7 +10,7 @@ from pathlib import Path
 
 WORK = """
 import asyncio, time
-from edge.cli.stopping import stop_on_signals
+from edge.cli.exits import stop_on_signals
 
 async def work():
     with stop_on_signals(lambda: print("stopping", flush=True)):
@@ -42,7 +42,7 @@ def test_a_second_interrupt_ends_the_process_though_a_step_cannot_be_cut() -> No
 HANGS_UP = """
 import asyncio, fcntl, os, signal, sys, termios
 from pathlib import Path
-from edge.cli.stopping import stop_on_signals
+from edge.cli.exits import stop_on_signals
 
 async def work():
     stop = asyncio.Event()
@@ -88,7 +88,7 @@ def test_a_closed_terminal_lets_the_work_be_finished(tmp_path: Path) -> None:
 
 IGNORES = """
 import asyncio, signal
-from edge.cli.stopping import stop_on_signals
+from edge.cli.exits import stop_on_signals
 
 async def work():
     with stop_on_signals(lambda: print("stopping", flush=True)):

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from edge.cli.remote import _announced_url
+from edge.cli.remote import announcement
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.client import CloudCall, CloudDelta
@@ -290,7 +290,9 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.stdout is not None
         assert any(b"OpenAI-compatible at" in line for line in process.stdout)
         watchdog.cancel()
-        yield str(_announced_url(state))
+        found = announcement(state)
+        assert found is not None
+        yield str(found["url"])
     finally:
         process.terminate()
         process.communicate(timeout=30)

@@ -8,11 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge.cli.control import agent_control
-from edge.cli.outbox import OutboxOptions, choice_of
-from edge.cli.remote import announced
+from edge.cli.remote import agent_control, announced
 from edge.cloud.egress import EgressClient
-from edge.cloud.sent import Keep, SentLog
+from edge.cloud.sent import Choice, Keep, SentLog
 from edge.config.schema import AgentConfig
 from edge.core.clock import ManualClock
 from edge.core.errors import NotFound
@@ -68,7 +66,7 @@ async def test_what_cannot_be_asked_is_a_400(place, query: str) -> None:
 async def test_the_command_asks_the_agent_that_runs(place) -> None:
     _, folder = place
     async with agent_control(AgentConfig(state_folder=str(folder))) as agent:
-        found = await agent.sent(choice_of(OutboxOptions(limit=1, kind="answering")))
+        found = await agent.sent(Choice(1, kind="answering"))
         assert [entry["id"] for entry in found["sent"]] == [3]
         assert (await agent.sent_entry(2))["payload"]["prompt_id"] == "a1"
         with pytest.raises(NotFound):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
-from edge.cli.budget import budget_line
-from edge.cli.conversation import COMMANDS, Said, help_lines, understood
+from edge.cli.budget import chat_budget_lines
+from edge.cli.chat import COMMANDS, help_lines, understood
 from edge.cli.prompt import HISTORY_FILE, KEPT_ENTRIES, MOST_HISTORY_BYTES, open_history
 from edge.core.errors import UsageError
 
@@ -17,16 +17,16 @@ from edge.core.errors import UsageError
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("What is 2 + 2?", Said("", "What is 2 + 2?")),
-        ("//etc/hosts", Said("", "/etc/hosts")),
-        ("/local  2+2?", Said("/local", "2+2?")),
-        ("/cloud\none\ntwo", Said("/cloud", "one\ntwo")),
-        ("/cloud one\ntwo", Said("/cloud", "one\ntwo")),
-        ("/bad", Said("/bad", "")),
-        ("half /quit", Said("", "half /quit")),
+        ("What is 2 + 2?", ("", "What is 2 + 2?")),
+        ("//etc/hosts", ("", "/etc/hosts")),
+        ("/local  2+2?", ("/local", "2+2?")),
+        ("/cloud\none\ntwo", ("/cloud", "one\ntwo")),
+        ("/cloud one\ntwo", ("/cloud", "one\ntwo")),
+        ("/bad", ("/bad", "")),
+        ("half /quit", ("", "half /quit")),
     ],
 )
-def test_a_line_means_a_question_or_a_command(line: str, said: Said) -> None:
+def test_a_line_means_a_question_or_a_command(line: str, said: tuple[str, str]) -> None:
     assert understood(line) == said
 
 
@@ -38,43 +38,44 @@ def test_a_command_that_is_none_or_lacks_its_question_is_wrong_usage(line: str) 
 
 def test_the_help_tells_every_command() -> None:
     lines = help_lines()
-    assert all(any(line.startswith(command.name) for line in lines) for command in COMMANDS)
+    assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 
 def test_the_history_is_the_owners_alone_even_where_it_was_not(tmp_path: Path) -> None:
     file = tmp_path / HISTORY_FILE
     file.touch(mode=0o644)
-    open_history(tmp_path, kept=True).append_string("one\ntwo")
+    open_history(tmp_path, stored=True).append_string("one\ntwo")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["one\ntwo"]
+    assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["one\ntwo"]
 
 
 def test_a_long_history_keeps_its_newest_entries_in_order(tmp_path: Path) -> None:
-    history = open_history(tmp_path, kept=True)
+    history = open_history(tmp_path, stored=True)
     padding = "x" * (MOST_HISTORY_BYTES // KEPT_ENTRIES)
     for number in range(KEPT_ENTRIES + 5):
         history.store_string(f"{number} {padding}")
-    newest_first = [entry.split()[0] for entry in open_history(tmp_path, kept=True).load_history_strings()]
+    newest_first = [entry.split()[0] for entry in open_history(tmp_path, stored=True).load_history_strings()]
     assert newest_first == [str(number) for number in reversed(range(5, KEPT_ENTRIES + 5))]
     assert [file.name for file in tmp_path.iterdir()] == [HISTORY_FILE]
 
 
 def test_odd_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
-    open_history(tmp_path, kept=True).append_string("half \udce9 character")
-    assert list(open_history(tmp_path, kept=True).load_history_strings()) == ["half ? character"]
+    open_history(tmp_path, stored=True).append_string("half \udce9 character")
+    assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["half ? character"]
 
 
 def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(open_history(tmp_path / "none", kept=True), InMemoryHistory)
+    assert isinstance(open_history(tmp_path / "none", stored=True), InMemoryHistory)
     assert "will not be remembered" in capsys.readouterr().err
     (tmp_path / "elsewhere").touch()
     (tmp_path / HISTORY_FILE).symlink_to(tmp_path / "elsewhere")  # a link would lead the questions out of the state folder
-    assert isinstance(open_history(tmp_path, kept=True), InMemoryHistory)
-    assert not list(open_history(tmp_path, kept=False).load_history_strings())
+    assert isinstance(open_history(tmp_path, stored=True), InMemoryHistory)
+    assert not list(open_history(tmp_path, stored=False).load_history_strings())
 
 
 def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:
     budget = {"dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": None, "tokens": 9, "tokens_limit": 10}
-    line = budget_line({**budget, "spend_uusd": 0, "spend_limit_uusd": None})
+    known = {**budget, "spend_uusd": 0, "spend_limit_uusd": None}
+    [line] = chat_budget_lines({"budget": known, "dial": None, "switched_off": ""})
     assert "\n" not in line and "calls 7 (unlimited)" in line and "tokens 9 of 10" in line
-    assert "cannot be reached" in budget_line(None)
+    assert "cannot be reached" in chat_budget_lines({"budget": None, "dial": None, "switched_off": ""})[0]

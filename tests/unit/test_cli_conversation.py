@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.cli.asking import Reader, own_reader
-from edge.cli.conversation import Conversation, Interrupts, JsonVoice, SpokenVoice, Stopped
+from edge.cli.ask import Reader, own_reader
+from edge.cli.chat import Conversation, Interrupts, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
 from edge.serve.ports import Question
@@ -52,7 +52,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     world = World(tmp_path / "state", script=sums)
     async with world.agent() as agent:
         with Interrupts(idle=lambda: None) as interrupts:
-            conversation = Conversation(own_reader(agent), None, JsonVoice(), interrupts, lenient=True)
+            conversation = Conversation(own_reader(agent), None, interrupts, as_json=True, lenient=True)
             yield Setting(world, agent, conversation, interrupts)
 
 
@@ -90,7 +90,7 @@ async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: S
 
 async def test_the_budget_in_a_conversation_tells_the_dial_and_what_came_of_it(setting: Setting, capsys: Capture) -> None:
     setting.agent.budgets.set_dial(0.25)
-    conversation = Conversation(own_reader(setting.agent), None, SpokenVoice(), setting.interrupts, lenient=True)
+    conversation = Conversation(own_reader(setting.agent), None, setting.interrupts, as_json=False, lenient=True)
     await conversation.take("/budget")
     assert "dial: 25 % of questions may ask; none was asked since it was set" in capsys.readouterr().err
     await conversation.take("What is 1 + 1?")
@@ -120,7 +120,7 @@ async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, c
         lengths.append(len(question.messages))
         return own.read(question)
 
-    conversation = Conversation(Reader(noted, own.control), None, JsonVoice(), setting.interrupts, lenient=True)
+    conversation = Conversation(Reader(noted, own.control), None, setting.interrupts, as_json=True, lenient=True)
     for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
         await conversation.take(line)
     assert lengths == [1, 3, 3, 1]
@@ -129,7 +129,7 @@ async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, c
 
 async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:
     assert await setting.conversation.take("/quit") is False
-    strict = Conversation(own_reader(setting.agent), None, JsonVoice(), setting.interrupts, lenient=False)
+    strict = Conversation(own_reader(setting.agent), None, setting.interrupts, as_json=True, lenient=False)
     with pytest.raises(UsageError):
         await strict.take("/nonsense")
 

@@ -24,7 +24,7 @@ def _light_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(tmp_path: Path, **options: str | Path) -> dict[str, doctor.Finding]:
-    found = doctor.examine(Settings(**{"state": tmp_path / "state", **options}), say=None)  # type: ignore[arg-type]
+    found = doctor.examine(Settings(**{"state": tmp_path / "state", **options}))  # type: ignore[arg-type]
     return {finding.name: finding for finding in found}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import pytest
 
 from edge.app import adapter_version, eval_candidates
 from edge.cli import main
-from edge.cli.evaluate import EvalOptions, adapter_described, adapter_folders, check_options, plan_of, report_lines, with_inputs
+from edge.cli.evaluate import adapter_described, adapter_folders, report_lines
 from edge.config.schema import AgentConfig, CoordinatorConfig
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError, TaskFileError, UsageError
-from edge.core.events import Event, MemorySink
+from edge.core.errors import StateError, TaskFileError
+from edge.core.events import Event, EventSink, MemorySink
 from edge.core.types import AnswerKind
 from edge.evaluation.cloud import budget_line, cost_line
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.judging import Bill, Candidate, Verdict
-from edge.evaluation.plan import EvalPlan, EvalRun
+from edge.evaluation.plan import EvalOutcome, EvalPlan, EvalRun
 from edge.evaluation.scores import build_report
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import BudgetSnapshot
@@ -36,52 +37,70 @@ from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World
 from tests.unit.test_agent_evaluate_scores import judged, measured, of_kind
 
-HERE = Path("report")
-
 
 @pytest.mark.parametrize(
     "options",
     [
-        EvalOptions(limit=5, per_level=5),
-        EvalOptions(record=HERE, replay=HERE),
-        EvalOptions(no_cloud=True, cloud_all=True),
-        EvalOptions(no_cloud=True, replay=HERE),
-        EvalOptions(plot=Path("p.png")),
-        EvalOptions(plot=Path("p.txt"), cloud_all=True),
-        EvalOptions(json_out=Path("no/such/folder/r.json")),
-        EvalOptions(json_out=Path("/")),
+        "--limit 5 --per-level 5",
+        "--record report --replay report",
+        "--no-cloud --cloud-all",
+        "--no-cloud --replay report",
+        "--plot p.png",
+        "--plot p.txt --cloud-all",
+        "--json-out no/such/folder/r.json",
+        "--json-out /",
     ],
 )
-def test_options_that_cannot_be_met_are_refused_at_once(options: EvalOptions) -> None:
-    with pytest.raises(UsageError):
-        check_options(options)
+def test_options_that_cannot_be_met_are_refused_at_once(options: str, tmp_path: Path) -> None:
+    assert main(["eval", "--state", str(tmp_path / "state"), *options.split()]) == 2
+    assert not (tmp_path / "state").exists()
 
 
-def test_the_plan_takes_the_sources_of_the_configuration_where_none_are_named(tmp_path: Path) -> None:
-    config = AgentConfig(state_folder=str(tmp_path))
-    plan = plan_of(EvalOptions(), config)
-    assert (plan.sources, plan.limit, plan.cloud) == (tuple(phase.source for phase in config.phases), 200, "coordinator")
-    assert plan_of(EvalOptions(sources=("a", "b", "a")), config).sources == ("a", "b")
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalPlan]:
+    """What `eval` with these options would carry out."""
+    plans: list[EvalPlan] = []
+
+    async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:
+        plans.append(plan)
+        raise StateError("enough is known")
+
+    monkeypatch.setattr("edge.app.evaluate", evaluate)
+    monkeypatch.setattr("edge.rpc.cassette.read_cassette", lambda path: None)
+
+    def plan_of(*options: str) -> EvalPlan:
+        assert main(["eval", "--state", str(tmp_path / "state"), *options]) == 1
+        return plans.pop()
+
+    return plan_of
 
 
-def test_a_plot_of_a_replay_looks_for_every_answer(tmp_path: Path) -> None:
-    plan = plan_of(EvalOptions(replay=HERE, plot=Path("p.png")), AgentConfig(state_folder=str(tmp_path)))
+def test_the_plan_takes_the_sources_of_the_configuration_where_none_are_named(planned: Callable[..., EvalPlan]) -> None:
+    plan = planned()
+    assert (plan.sources, plan.limit, plan.cloud) == (tuple(phase.source for phase in AgentConfig().phases), 200, "coordinator")
+    named = [word for name in ("arith", "facts", "arith") for word in ("--tasks", f"practice:{name}")]
+    assert planned(*named).sources == ("practice:arith", "practice:facts")
+
+
+def test_a_plot_of_a_replay_looks_for_every_answer(planned: Callable[..., EvalPlan]) -> None:
+    plan = planned("--replay", "report", "--plot", "p.png")
     assert (plan.cloud, plan.cloud_all) == ("replay", True)
 
 
-def test_with_the_cloud_switched_off_nobody_is_asked_but_a_replay_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_cloud_switched_off_nobody_is_asked_but_a_replay_works(
+    planned: Callable[..., EvalPlan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
-    config = AgentConfig(state_folder=str(tmp_path))
-    assert plan_of(EvalOptions(), config).cloud == "none"
-    assert plan_of(EvalOptions(replay=HERE), config).cloud == "replay"
-    with pytest.raises(UsageError, match="EDGE_AGENT_NO_CLOUD"):
-        plan_of(EvalOptions(cloud_all=True), config)
+    assert planned().cloud == "none"
+    assert planned("--replay", "report").cloud == "replay"
+    assert main(["eval", "--cloud-all"]) == 2
+    assert "EDGE_AGENT_NO_CLOUD" in capsys.readouterr().err
 
 
 def test_the_latest_adapters_are_tried_newest_first(tmp_path: Path) -> None:
     for step in (1, 12):
         (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
-    folders = adapter_folders(EvalOptions(adapter="latest"), AgentConfig(state_folder=str(tmp_path)))
+    folders = adapter_folders("latest", AgentConfig(state_folder=str(tmp_path)))
     assert [folder.parent.name for folder in folders] == ["step-000012", "step-000001"]
 
 
@@ -89,23 +108,21 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
     config = AgentConfig(state_folder=str(tmp_path))
 
     def told(adapter: str) -> str:
-        options = EvalOptions(adapter=adapter)
-        return adapter_described(adapter_folders(options, config), options, config)
+        return adapter_described(adapter_folders(adapter, config), adapter, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
         for step in (3, 12):
             (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_lineage(Lineage(12, 12))
-        assert (told("serving"), told("latest")) == ("adapter 12, which serves now", "adapter 12, the newest")
+        assert (told("serving"), told("latest")) == ("adapter 12, which is active", "adapter 12, the newest")
         state.set_lineage(Lineage(3, 3))
-        assert told("serving") == "adapter 3, which serves now"
-        assert told("latest") == "adapter 12, the newest; adapter 3 serves"
+        assert told("serving") == "adapter 3, which is active"
+        assert told("latest") == "adapter 12, the newest; adapter 3 is active"
         state.set_lineage(Lineage(0, 0))
-        assert told("serving") == "the bare model, which serves now"
-        assert told("latest") == "adapter 12, the newest; the bare model serves"
+        assert told("serving") == "the bare model, which is active"
+        assert told("latest") == "adapter 12, the newest; the bare model is active"
         assert told("none") == "the bare model"
-    assert EvalOptions().adapter == "serving"
-    assert adapter_folders(EvalOptions(), AgentConfig(state_folder=str(tmp_path / "none"))) == ()
+    assert adapter_folders("serving", AgentConfig(state_folder=str(tmp_path / "none"))) == ()
 
 
 def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: Path) -> None:
@@ -113,14 +130,14 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
     assert adapter_version(tmp_path / "adapter") is None
     (tmp_path / "summary.json").write_text('{"adapter_version": 8}')
     assert adapter_version(tmp_path / "adapter") == 8
-    options = EvalOptions(run_folder=tmp_path)
-    told = adapter_described(adapter_folders(options, AgentConfig()), options, AgentConfig())
+    folders = adapter_folders("serving", AgentConfig(), tmp_path)
+    told = adapter_described(folders, "serving", AgentConfig(), tmp_path)
     assert told == f"adapter 8 ({tmp_path / 'adapter'})"
 
 
 def test_a_report_tells_the_adapter_by_its_version() -> None:
     def heading(**facts: Any) -> str:
-        return report_lines(build_report(measured(**facts), [judged(1)]))[0]
+        return next(report_lines(build_report(measured(**facts), [judged(1)])))
 
     assert ", adapter 8, " in heading(adapter="runs/a/adapter", adapter_version=8)
     assert ", adapter of an unknown version, " in heading(adapter="mine", adapter_version=None)
@@ -212,8 +229,8 @@ def test_items_that_two_sources_share_are_measured_once() -> None:
 
 async def test_what_was_repeated_is_told(tmp_path: Path) -> None:
     lines: list[str] = []
-    config = AgentConfig(state_folder=str(tmp_path))
-    plan = with_inputs(plan_of(EvalOptions(sources=("practice:arith", "practice:group1"), per_level=2), config), config)
+    plan = EvalPlan(("practice:arith", "practice:group1"), per_level=2)
+    plan = replace(plan, candidates=tuple(eval_candidates(plan)))
     assert plan.candidates is not None and eval_candidates(plan) == list(plan.candidates)
     roles = EvalRoles(ScriptedBackend(lambda *_: "no"), ExactMathAnswer(), SelfOffload(), None)
     settings = World(tmp_path / "state").rollout_settings("run")
@@ -267,7 +284,7 @@ def test_a_files_levels_are_weighted_as_its_test_split_mixes_them(tmp_path: Path
 
 
 def lines_of(items: list[Any], **facts: Any) -> list[str]:
-    return report_lines(build_report(measured(**facts), items))
+    return list(report_lines(build_report(measured(**facts), items)))
 
 
 def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:

@@ -52,7 +52,7 @@ def test_tasks_are_phases_of_150_steps_unless_said_otherwise() -> None:
 def test_an_end_does_not_replace_the_lengths_that_a_configuration_gives(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("phases:\n  - {source: 'practice:arith', steps: 7}\n  - {source: 'practice:facts'}\n", encoding="utf-8")
-    assert lengths(Settings(file=file)) == [("practice:arith", 7), ("practice:facts", 150)]
+    assert lengths(Settings(config_file=file)) == [("practice:arith", 7), ("practice:facts", 150)]
 
 
 def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None:
@@ -64,7 +64,7 @@ def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None
         "forgetting": [{"task": "group1", "during_task_acc": 0.8, "post_switch_acc": 0.6, "forgetting_rate": 0.25}],
         "cloud_calls": 3, "cloud_tokens": 20, "spend_uusd": 5, "seconds": 61.0,
     }  # fmt: skip
-    lines = summary_lines(summary, Path("runs/x"))
+    lines = list(summary_lines(summary, Path("runs/x")))
     assert lines[0] == "group1, steps 1 to 30: first 10 -> last 10"
     assert lines[2:4] == ["    arith                - ->  50.0 %", "    science              - ->  25.0 %"]
     assert "group1 held out, forced local: 80.0 % after its phase, 60.0 % after the switch, forgetting rate 25.0 %" in lines

@@ -10,8 +10,7 @@ import yaml
 from edge import app
 from edge.app import engines
 from edge.cli import doctor
-from edge.cli.settings import Settings
-from edge.cli.starting import length_line, privacy_line, profile_line, starting_lines
+from edge.cli.settings import Settings, privacy_line, starting_lines
 from edge.config.schema import AgentConfig, WhenConfig
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.models.catalogue import find_model
@@ -35,10 +34,7 @@ def test_a_profile_tells_what_it_brings_besides_what_was_measured(tmp_path: Path
     stronger = lines("learning.prompts_per_step=1", "engine.max_rows=1", profile=profile)
     assert stronger == ["device profile: micro-batches of 512 tokens"]
     profile.write_text("device: {cores: 2}\nlearning: {prompts_per_step: 1, learning_rate: 0.001}\n")
-    assert (
-        profile_line(Settings(device_profile=profile).resolve())
-        == "device profile: 1 prompt per step, learning.learning_rate = 0.001"
-    )
+    assert lines(profile=profile) == ["device profile: 1 prompt per step, learning.learning_rate = 0.001"]
     assert lines(profile=profile, learns=False) == []
     profile.write_text("device: {cores: 2}\n")
     assert lines(profile=profile) == []
@@ -114,11 +110,11 @@ def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monke
 def test_responses_that_no_context_holds_are_told() -> None:
     [line] = lines("learning.max_tokens=400", "model.context_tokens=400")
     assert line.startswith("learning.max_tokens is 400, but prompt and response share 400 tokens (model.context_tokens)")
-    assert length_line(Settings(sets=["learning.max_tokens=200", "model.context_tokens=400"]).config()) == ""
+    assert lines("learning.max_tokens=200", "model.context_tokens=400") == []
 
 
 def findings(*sets: str, state: Path) -> dict[str, doctor.Finding]:
-    return {found.name: found for found in doctor.examine(Settings(sets=sets, state=state), say=None)}
+    return {found.name: found for found in doctor.examine(Settings(sets=sets, state=state))}
 
 
 def test_doctor_fails_where_training_would_with_the_same_words(

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from edge.console import Console, LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
+from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
 from edge.core.clock import ManualClock
 from edge.core.formatting import dollars, duration, percent
 from edge.state.events import (
@@ -81,7 +81,7 @@ def test_kept_accuracy_is_weighted_by_what_was_kept() -> None:
     progress.feed(step(3, kept=None, coverage=0.0))
     view = progress.view()
     assert view is not None
-    assert view.kept_accuracy == pytest.approx(0.55)
+    assert view.local_accuracy == pytest.approx(0.55)
     assert view.coverage == pytest.approx(1 / 3)
 
 
@@ -92,7 +92,7 @@ def test_a_new_phase_starts_new_means() -> None:
     progress.feed(step(2, kept=1.0))
     view = progress.view()
     assert view is not None
-    assert view.kept_accuracy == 1.0
+    assert view.local_accuracy == 1.0
 
 
 def test_time_left_counts_from_where_the_run_resumed() -> None:
@@ -180,7 +180,7 @@ def test_the_live_block_says_what_goes_on_between_start_and_first_step() -> None
     stream = io.StringIO()
     with LiveConsole(stream, Progress()) as live:
         live.say("chat at http://127.0.0.1:8040/")
-        Console(live, live).becomes("answering")
+        live.becomes("answering")
     assert stream.getvalue().rstrip().endswith("answering ...")
 
 

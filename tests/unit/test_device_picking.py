@@ -9,8 +9,7 @@ import pytest
 
 from edge.app import device_profile
 from edge.cli import main
-from edge.cli.settings import Settings
-from edge.cli.starting import starting_lines
+from edge.cli.settings import Settings, starting_lines
 from edge.config.agent import agent_config_problems, resolve_agent_config
 from edge.config.device_profile import KNOWN, MEASURED, Pick, known_device, known_profiles, pick_profile
 from edge.config.schema import AgentConfig
@@ -121,7 +120,7 @@ def test_a_picked_profile_is_the_weakest_layer_and_named_with_its_origin(tmp_pat
         f"device profile {profile} ({MEASURED}; device_profile: none does without): 16 rows"
     ]
     file.write_text("engine: {max_rows: 5}\n")
-    assert Settings(file=file).resolve(lambda config: Pick(profile, MEASURED)).config.engine.max_rows == 5
+    assert Settings(config_file=file).resolve(lambda config: Pick(profile, MEASURED)).config.engine.max_rows == 5
     assert Settings(sets=["engine.max_rows=6"]).resolve(lambda config: Pick(profile, MEASURED)).config.engine.max_rows == 6
 
 
@@ -142,7 +141,7 @@ def test_none_switches_it_off(tmp_path: Path, how: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("device_profile: none\n")
     settings = {
-        "file": Settings(file=file),
+        "file": Settings(config_file=file),
         "set": Settings(sets=["device_profile=none"]),
         "option": Settings(device_profile=Path("none")),
     }[how]

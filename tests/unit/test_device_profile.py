@@ -41,7 +41,7 @@ def test_a_file_and_settings_of_the_command_line_are_stronger_than_the_profile(t
     file, config = tmp_path / "device.yaml", tmp_path / "config.yaml"
     write_profile(file, profile_text(DEVICE, SETTINGS))
     config.write_text("engine: {max_rows: 5}\n")
-    resolved = Settings(file=config, sets=["learning.prompts_per_step=7"], device_profile=file).config()
+    resolved = Settings(config_file=config, sets=["learning.prompts_per_step=7"], device_profile=file).config()
     assert (resolved.engine.max_rows, resolved.learning.prompts_per_step, resolved.device.cores) == (5, 7, 2)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge.cli.exits import ending
-from edge.cli.remote import _announced_url, announced
+from edge.cli.remote import announced, announcement
 from edge.cli.run import learn_while_serving
 from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
@@ -151,7 +151,8 @@ def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) ->
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert (tmp_path / "endpoint.json").exists()
-    assert _announced_url(tmp_path) is None
+    assert announcement(tmp_path) is None
     with announced(tmp_path, "http://127.0.0.1:2"):
-        assert _announced_url(tmp_path) == "http://127.0.0.1:2"
-    assert _announced_url(tmp_path) is None
+        found = announcement(tmp_path)
+        assert found is not None and found["url"] == "http://127.0.0.1:2"
+    assert announcement(tmp_path) is None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.app.engines import require_onnx
-from edge.cli.stopping import stop_on_signals
+from edge.cli.exits import stop_on_signals
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted, shown

@@ -19,7 +19,7 @@ from typing import Any
 
 from edge.agent import Agent
 from edge.app import build_agent, check_inputs, train_router
-from edge.cli.stopping import stop_on_signals
+from edge.cli.exits import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.concurrency import Stop
