@@ -285,7 +285,7 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
             rates[f"train_{name}_gflop_per_s"] = 1e-9 * speed
         say("dequantising")
         file = open_gguf(path)
-        matrix = file.stored_matrix("model.layers.0.mlp.down_proj.weight", file.decoder_spec())
+        matrix = stored_matrix(file, "model.layers.0.mlp.down_proj.weight", file.decoder_spec())
         weights_per_s = matrix.shape[0] * matrix.shape[1] / fastest(matrix.dense, clock, POINT_S / 2)
         rates["dequantise_gweights_per_s"] = 1e-9 * weights_per_s
     return {name: _rounded(value) for name, value in rates.items()}
