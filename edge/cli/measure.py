@@ -264,6 +264,7 @@ async def _response_tokens(config: AgentConfig, backend: BatchedBackend, message
 def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> dict[str, float]:
     """Bandwidth, products and dequantisation in torch; {} without it, and no rates of products where another engine trains."""
     from edge.models.gguf_reader import open_gguf
+    from edge.models.streamed import stored_matrix
 
     if importlib.util.find_spec("torch") is None:
         return {}
