@@ -112,19 +112,28 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
 HELP_BIAS_GAIN = 0.6
 MOST_BIAS_CHANGE = 2.0
 MOST_BIAS = 40.0
+EXPLORED_RATE = 0.02
+"""The share that is kept asking where asking does not help, so that it shows when that changes."""
 
 
-def help_bias_step(bias: float, assist_rate: float, target_rate: float, gain: float = HELP_BIAS_GAIN) -> float:
+def help_bias_step(
+    bias: float, assist_rate: float, target_rate: float, *, helps: bool = True, gain: float = HELP_BIAS_GAIN
+) -> float:
     """b ← b + κ (τ - Ĵ) / (τ (1 - τ)): the bias on the decision to ask (nats) after a step whose rollouts asked at rate Ĵ.
 
     Divided by the slope of the rate at τ, so that a miss takes about 1/κ steps whatever τ is; at most MOST_BIAS_CHANGE a step, so that one
-    small batch decides nothing. Raises ValueError on a rate outside [0, 1] or a bias that is no number.
+    small batch decides nothing. Where asking does not help (`helps`), b raises the rate to EXPLORED_RATE only: forced up to τ it would
+    cost money, and the policy would be driven ever further from asking. Raises ValueError on a rate outside [0, 1] or a bias that is no
+    number.
     """
     realised, target = require_share("assist_rate", assist_rate), require_share("target_rate", target_rate)
-    slope = max(target * (1.0 - target), 0.01)
-    change = gain * (target - realised) / slope
-    wanted = require_finite("bias", bias) + min(MOST_BIAS_CHANGE, max(-MOST_BIAS_CHANGE, change))
-    return min(MOST_BIAS, max(-MOST_BIAS, wanted))
+    over = realised > target and bias <= 0.0
+    wanted = target if helps or over else min(target, EXPLORED_RATE)
+    change = gain * (wanted - realised) / max(target * (1.0 - target), 0.01)
+    if wanted < target:
+        change = max(change, -max(bias, 0.0))  # who asks unasked, within τ, may
+    after = require_finite("bias", bias) + min(MOST_BIAS_CHANGE, max(-MOST_BIAS_CHANGE, change))
+    return min(MOST_BIAS, max(-MOST_BIAS, after))
 
 
 def help_rate(log_odds_N: Sequence[float | None]) -> float:

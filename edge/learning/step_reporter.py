@@ -12,11 +12,15 @@ from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
 from edge.core.events import EventSink
+from edge.dagrpo.advantages import mean
 from edge.dagrpo.dual import help_bias_step
 from edge.rpc.client import CoordinatorClient, StepClosed
 from edge.state.events import Notice, OutboxDelivered
 from edge.state.folder import StateFolder
 from edge.state.rows import Report, StepUnits, Terms
+
+HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
+"""Whether asking helps is judged by the gains of the last ten steps, once five of them have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +124,12 @@ class StepReporter:
         """b of the task's next step, from its last committed one."""
         if not self._dial_in_loop:
             return None
-        last = self._state.last_step(task)
-        if last is None or last.control.help_bias is None:
+        controls = [step.control for step in self._state.steps(last=HELP_GAIN_STEPS, task=task)]
+        if not controls or controls[-1].help_bias is None:
             return 0.0
-        return help_bias_step(last.control.help_bias, last.control.assist_rate, last.control.target_rate)
+        gains = [control.help_gain for control in controls if control.help_gain is not None]
+        last, helps = controls[-1], len(gains) < LEAST_GAINS or mean(gains) > 0.0
+        return help_bias_step(last.help_bias or 0.0, last.assist_rate, last.target_rate, helps=helps)
 
     def _after_waiting(self, known: Terms) -> Terms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""

@@ -73,7 +73,13 @@ def summarise(
         task=plan.task,
         at=0.0,
         control=StepControl(
-            asked / len(responses), opened.target_rate, opened.dual, opened.dual, offline=False, help_bias=opened.help_bias
+            asked / len(responses),
+            opened.target_rate,
+            opened.dual,
+            opened.dual,
+            offline=False,
+            help_bias=opened.help_bias,
+            help_gain=help_gain(groups),
         ),
         scores=StepScores(
             prompts=len(groups),
@@ -123,6 +129,18 @@ def summarise(
             floor_s=None if measure is None else floor_s(groups, report, measure),
         ),
     )
+
+
+def help_gain(groups: Sequence[ScoredGroup]) -> float | None:
+    """Mean reward of the responses that asked less that of the others, over the groups that hold both; None without such a group."""
+    gains = []
+    for group in groups:
+        judged = [scored for scored in group.responses if scored.judged]
+        asked = [scored.reward for scored in judged if scored.outcome is ResponseOutcome.ASKED]
+        local = [scored.reward for scored in judged if scored.outcome is ResponseOutcome.KEPT]
+        if asked and local:
+            gains.append(mean(asked) - mean(local))
+    return mean(gains) if gains else None
 
 
 def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepMeasure) -> float | None:

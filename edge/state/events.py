@@ -93,7 +93,10 @@ class PriceRate:
 @dataclass(frozen=True, slots=True)
 class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
-    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate)."""
+    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
+
+    `help_gain`: by how much asking raised the reward in the groups where some asked and some did not (None: there were none).
+    """
 
     assist_rate: float
     target_rate: float
@@ -101,6 +104,7 @@ class StepControl:
     dual_after: float
     offline: bool
     help_bias: float | None = None
+    help_gain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,15 +85,11 @@ class StateReader:
         row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
         return None if row is None else Terms(*row)
 
-    def steps(self, last: int | None = None) -> list[StepFinished]:
-        """The last committed steps (None: all), oldest first."""
-        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
+    def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
+        """The last committed steps (None: all), of one task or of all, oldest first."""
+        query = "SELECT event FROM steps WHERE ?1 IS NULL OR task = ?1 ORDER BY step DESC LIMIT ?2"
+        rows = self._db.execute(query, (task, -1 if last is None else last)).fetchall()
         return [StepFinished.from_json(json.loads(row[0])) for row in reversed(rows)]
-
-    def last_step(self, task: str) -> StepFinished | None:
-        """The last committed step of a task."""
-        row = self._db.execute("SELECT event FROM steps WHERE task = ? ORDER BY step DESC LIMIT 1", (task,)).fetchone()
-        return StepFinished.from_json(json.loads(row[0])) if row else None
 
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.dagrpo.dual import (
+    EXPLORED_RATE,
     MOST_BIAS_CHANGE,
     DualState,
     ProportionalIntegral,
@@ -247,3 +248,16 @@ def test_the_help_bias_brings_a_fixed_policy_to_its_rate(log_odds: float, target
     for _ in range(60):
         bias = help_bias_step(bias, 1 / (1 + math.exp(-log_odds - bias)), target)
     assert 1 / (1 + math.exp(-log_odds - bias)) == pytest.approx(target, abs=0.01)
+
+
+@given(st.floats(0.05, 0.9), st.floats(0.0, 8.0))
+def test_a_rate_is_not_forced_where_asking_does_not_help(target: float, start: float) -> None:
+    bias, log_odds = start, -3.0
+    for _ in range(200):
+        bias = help_bias_step(bias, 1 / (1 + math.exp(-log_odds - bias)), target, helps=False)
+    assert bias == pytest.approx(0.0, abs=0.05), "the policy asks in 5 % by itself, which is enough to explore"
+    rare = 0.0
+    for _ in range(400):
+        rare = help_bias_step(rare, 1 / (1 + math.exp(9.0 - rare)), target, helps=False)
+    assert 1 / (1 + math.exp(9.0 - rare)) == pytest.approx(EXPLORED_RATE, abs=0.01)
+    assert help_bias_step(0.0, 0.9, 0.3, helps=False) < 0.0, "more than τ is never allowed"
