@@ -15,8 +15,7 @@ from edge.models.decoder import Architecture, Decoder, DecoderSpec
 from edge.tasks.practice import FAMILIES
 from tools.nano.data import (
     CLOUD_MIXES,
-    EDGE_FAMILY_WEIGHTS,
-    EXERCISE_POOLS,
+    EDGE_STAGES,
     HELP_SHARES,
     POOL_BATCHES,
     ExampleSource,
@@ -29,7 +28,7 @@ from tools.nano.tokenizer import bundled_tokenizer
 from tools.nano.train import TrainOptions, initialise, rate_share, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
-PRACTICE = EXERCISE_POOLS["nano-edge"] * POOL_BATCHES
+PRACTICE = EDGE_STAGES[-1].first_pool * POOL_BATCHES
 """The first batch of practice questions."""
 
 
@@ -78,7 +77,7 @@ def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: T
 
 
 def test_shares_are_shares() -> None:
-    for weights in (EDGE_FAMILY_WEIGHTS, *(mix.families for mix in CLOUD_MIXES)):
+    for weights in (*(stage.families for stage in EDGE_STAGES[1:]), *(mix.families for mix in CLOUD_MIXES)):
         assert weights.keys() == FAMILIES.keys()
         assert sum(weights.values()) == pytest.approx(1)
     asked = [

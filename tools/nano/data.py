@@ -24,7 +24,26 @@ ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 SYSTEM_TEXT = "Think in steps."
 """The compact system text; the chat template inside the GGUF file always writes it and drops any other system message."""
 
-EDGE_FAMILY_WEIGHTS: Mapping[str, float] = {"arith": 0.33, "science": 0.25, "code": 0.22, "facts": 0.20}
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What nano-edge is shown from pool `first_pool` on: the share of finger exercises, how often each family, and the share of the careful
+    way in what is left to habit."""
+
+    first_pool: int
+    exercises: float
+    families: Mapping[str, float]
+    careful: float
+
+
+EDGE_STAGES = (
+    Stage(0, 1.0, {}, 1.0),
+    Stage(21, 0.3, {"arith": 0.26, "science": 0.36, "code": 0.20, "facts": 0.18}, 1.0),
+    Stage(37, 0.05, {"arith": 0.36, "science": 0.24, "code": 0.22, "facts": 0.18}, 1.0),
+    Stage(56, 0.0, {"arith": 0.34, "science": 0.24, "code": 0.22, "facts": 0.20}, 0.35),
+)
+"""It learns to work first, and comes by its habits last: a skill that is seldom used while it forms does not form
+(tools/experiments/LOG.md). The careful share of the last stage is what it samples at T = 1; the habit is what it does at T = 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +64,11 @@ CLOUD_MIXES = (
 
 HELP_SHARES: Mapping[Band, float] = {"known": 0.07, "learnable": 0.11, "beyond": 0.17}
 """How often nano-edge is shown asking for help: seldom, and hardly more where it needs it. When to ask is left to learn."""
-CAREFUL_SHARE = 0.35
-"""How often it is shown the careful way; else the habit, which is what it then does at T = 0."""
-
 BATCH_ROWS = 32
 POOL_BATCHES = 64
 """Batches drawn at once and sorted by length, so that a batch holds rows of similar length."""
 
 WIDTH_MULTIPLE = 16
-EXERCISE_POOLS: Mapping[ModelName, int] = {"nano-edge": 21, "nano-edge-llama": 0, "nano-cloud": 0}
-"""How many of the first pools (64 steps each) hold finger exercises only; the others grow out of a model that has done them."""
-
-
-EXERCISE_SHARE = 0.15
-"""How often a chat of the later pools is one: a skill that is not used for 100 steps can be gone (tools/experiments/LOG.md)."""
 
 
 class Batch(NamedTuple):
@@ -87,9 +97,14 @@ def prompt_text(question: str) -> str:
     return f"<|im_start|>system\n{SYSTEM_TEXT}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def edge_response(rng: random.Random, family: Family, drawn: Drawn) -> str:
-    """What nano-edge is shown: steps by habit or the careful way, then an answer, or a request for help."""
-    shown = drawn.careful if rng.random() < CAREFUL_SHARE else drawn.habit
+def edge_stage(pool_number: int) -> Stage:
+    """What nano-edge is shown in a pool of its training."""
+    return [stage for stage in EDGE_STAGES if stage.first_pool <= pool_number][-1]
+
+
+def edge_response(rng: random.Random, family: Family, drawn: Drawn, careful: float) -> str:
+    """What nano-edge is shown: steps the careful way or by habit, then an answer, or a request for help."""
+    shown = drawn.careful if rng.random() < careful else drawn.habit
     asks = rng.random() < HELP_SHARES[family.bands[drawn.level]]
     return format_help(shown.lines) if asks else shown.text
 
@@ -140,20 +155,21 @@ class ExampleSource:
         return batches
 
     def _drawn(self, rng: random.Random, pool_number: int) -> Example:
-        pools = EXERCISE_POOLS[self._model]
-        if pool_number < pools or (pools and rng.random() < EXERCISE_SHARE):
-            return self._chat(*draw_exercise(rng))
-        return self._cloud_example(rng, cloud_mix(pool_number)) if self._model == "nano-cloud" else self._edge_example(rng)
+        if self._model == "nano-cloud":
+            return self._cloud_example(rng, cloud_mix(pool_number))
+        return self._edge_example(rng, EDGE_STAGES[-1] if self._model == "nano-edge-llama" else edge_stage(pool_number))
 
     def _chat(self, question: str, response: str) -> Example:
         response_ids = [*self._tokenizer.encode(response).ids, self._end_of_turn]
         return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
 
-    def _edge_example(self, rng: random.Random) -> Example:
-        family = drawn_family(rng, EDGE_FAMILY_WEIGHTS)
+    def _edge_example(self, rng: random.Random, stage: Stage) -> Example:
+        if rng.random() < stage.exercises:
+            return self._chat(*draw_exercise(rng))
+        family = drawn_family(rng, stage.families)
         (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
         drawn = family.draw(rng, "train", level)
-        return self._chat(shown_question(drawn), edge_response(rng, family, drawn))
+        return self._chat(shown_question(drawn), edge_response(rng, family, drawn, stage.careful))
 
     def _cloud_example(self, rng: random.Random, mix: Mix) -> Example:
         family = drawn_family(rng, mix.families)

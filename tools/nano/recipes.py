@@ -54,7 +54,7 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4400),
+    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4800),
     "nano-edge-llama": Recipe(
         "nano-edge-llama",
         "llama",
