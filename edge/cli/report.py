@@ -64,6 +64,13 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
         refused = f", {one['refused']} requests refused" if one["refused"] else ""
         yield f"          {one_line(one['source'])}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
+    for one in report["bands"]:
+        first, last = one["first"], one["last"]
+        shares = ", ".join(
+            f"{name} {percent(first[key])} -> {percent(last[key])}"
+            for key, name in (("right", "right here"), ("asked", "asks"), ("wrong", "wrong"))
+        )
+        yield f"          {one_line(one['source'])}, {one['band']}: {shares}"
     for reason in learning["refused_because"]:
         yield f"          rejected: {one_line(reason)}"
     for back in report["went_back"]:

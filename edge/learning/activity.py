@@ -58,7 +58,7 @@ class MadeSteps:
 
 _OF_A_STEP = (
     "step", "at", "serving_version", "gate", "gate_reason", "source", "task", "responses", "assist_rate", "target_rate", "refused",
-    "dual_after",
+    "dual_after", "bands",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ def activity_report(
         "tasks": tasks,
         "total": {name: sum(task[name] for task in tasks) for name in _COUNTS},
         "learning": _learning(made),
+        "bands": _bands(made),
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
         "cloud": _cloud(used_since(database, since)),
@@ -147,6 +148,39 @@ def _learning(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "refusals": gates.count("refused") + gates.count("rolled back"),
         "refused_because": list(dict.fromkeys(step["gate_reason"] for step in made if step.get("gate_reason")))[-3:],
         "by_source": [_of_source(source, task, made) for source, task in sources],
+    }
+
+
+_BAND_STEPS = 20
+
+
+def _bands(made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What became of practice questions by source and band, in the first and the last steps: shares right here, asked, and wrong."""
+    found = []
+    for source in dict.fromkeys(step["source"] for step in made):
+        own = [step for step in made if step["source"] == source and step.get("bands")]
+        ends = min(_BAND_STEPS, len(own) // 2)
+        if ends:
+            first, last = _band_means(own[:ends]), _band_means(own[-ends:])
+            found += [
+                {"source": source, "band": band, "steps": ends, "first": first[band], "last": last[band]}
+                for band in last
+                if band in first
+            ]
+    return found
+
+
+def _band_means(steps: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    sums: dict[str, dict[str, float]] = {}
+    for step in steps:
+        for one in step["bands"]:
+            total = sums.setdefault(one["band"], dict.fromkeys(("responses", "right", "asked", "wrong"), 0.0))
+            total["responses"] += one["responses"]
+            for name in ("right", "asked", "wrong"):
+                total[name] += one[name] * one["responses"]
+    return {
+        band: {name: value / total["responses"] for name, value in total.items() if name != "responses"}
+        for band, total in sums.items()
     }
 
 

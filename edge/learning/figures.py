@@ -19,7 +19,7 @@ from edge.learning.forgetting import Forgetting, PhaseSpan, forgetting_of, phase
 from edge.state.events import FamilyScores, HeldOutScored, PhaseStarted, StepFinished
 
 _WINDOW = 15
-_BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666"
+_BLUE, _ORANGE, _GREEN, _GREY, _PURPLE = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666", "#8a4fb0"
 _COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#b3261e", "#0f8b8d", "#7a6a00", "#c2418c")
 _MARKERS = "osD^vPX*"
 _SHADE = "#f1f1ee"
@@ -37,12 +37,15 @@ def what_is_missing() -> str:
 def write_figures(folder: Path, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored] = ()) -> list[Path]:
     """Write what there is to show and return the paths; needs at least one step.
 
-    rate_and_price.png, accuracy.png; families.png where several families occur; forgetting.png where held-out items were scored.
+    rate_and_price.png, accuracy.png; families.png where several families occur; bands.png of practice questions; forgetting.png where
+    held-out items were scored.
     """
     spans = phase_spans(steps)
     written = [_rate_and_price(folder / "rate_and_price.png", spans), _accuracy(folder / "accuracy.png", spans)]
     if len({family for span in spans for family in span.families}) > 1:
         written.append(_families(folder / "families.png", spans))
+    if any(step.scores.bands for step in steps):
+        written.append(_bands(folder / "bands.png", spans))
     if held_out:
         written.append(_forgetting(folder / "forgetting.png", spans, held_out))
     return written
@@ -94,6 +97,26 @@ def _families(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     joint.set(ylabel="joint:\nshare correct", ylim=(-0.02, 1.02))
     rate.set(ylabel="share of responses\nthat ask", ylim=(-0.02, 1.02))
     return _save(figure, (kept, joint, rate), spans, path, "Each family of questions while learning")
+
+
+_BANDS = {"known": "known before", "learnable": "learnable: by habit wrong", "beyond": "beyond it: only the cloud can"}
+
+
+def _bands(path: Path, spans: Sequence[PhaseSpan]) -> Path:
+    """Shares of the attempts in each band, stacked: right here, asked, wrong."""
+    figure, panels = _panels(3)
+    for axes, (band, name) in zip(panels, _BANDS.items(), strict=True):
+        for span in spans:
+            at = [step.step for step in span.steps]
+            shares = [next((one for one in step.scores.bands if one.band == band), None) for step in span.steps]
+            right, asked, wrong = (
+                [_number(value) for value in running_mean([None if one is None else getattr(one, key) for one in shares])]
+                for key in ("right", "asked", "wrong")
+            )
+            labels = ("right, here", "asks for help", "wrong") if span is spans[-1] else ()
+            axes.stackplot(at, right, asked, wrong, colors=(_GREEN, _PURPLE, "#d9dbd6"), labels=labels, linewidth=0)
+        axes.set(ylabel=name, ylim=(0, 1))
+    return _save(figure, panels, spans, path, "What became of the attempts at practice questions, by band")
 
 
 def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldOutScored]) -> Path:
@@ -193,7 +216,7 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title, fontsize=12)
     with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png")
+        figure.savefig(unfinished, format=path.suffix.removeprefix("."))
     return path
 
 

@@ -12,6 +12,7 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import (
+    BandShares,
     FamilyScores,
     PriceRate,
     StepAdapter,
@@ -23,6 +24,7 @@ from edge.state.events import (
     StepTime,
     StepUpdate,
 )
+from edge.tasks.practice import FAMILIES
 from edge.training.floor import StepMeasure
 from edge.training.learner import LearnerReport
 
@@ -96,6 +98,7 @@ def summarise(
             uncalled=sum(scored.outcome is ResponseOutcome.UNCALLED for scored in responses),
             families=family_scores(groups),
             prices=price_rates(groups),
+            bands=band_shares(groups),
         ),
         cloud=StepCloud(
             cloud_calls=use.calls,
@@ -129,6 +132,24 @@ def summarise(
             floor_s=None if measure is None else floor_s(groups, report, measure),
         ),
     )
+
+
+def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
+    """What became of practice questions, by band; () where there were none."""
+    by_band: dict[str, list[ScoredResponse]] = {}
+    for group in groups:
+        family = FAMILIES.get(group.item.family)
+        band = family.bands.get(group.item.level) if family else None
+        if band:
+            by_band.setdefault(band, []).extend(group.responses)
+    shares = []
+    for band in ("known", "learnable", "beyond"):
+        if responses := by_band.get(band):
+            right = sum(scored.outcome is ResponseOutcome.KEPT and scored.correct and scored.format_ok for scored in responses)
+            asked = sum(scored.asked for scored in responses)
+            count = len(responses)
+            shares.append(BandShares(band, count, right / count, asked / count, (count - right - asked) / count))
+    return tuple(shares)
 
 
 def help_gain(groups: Sequence[ScoredGroup]) -> float | None:

@@ -91,6 +91,18 @@ class PriceRate:
 
 
 @dataclass(frozen=True, slots=True)
+class BandShares:
+    """What became of the responses to practice questions of one band (known, learnable, beyond): shares of `responses` that were answered
+    right on this device, that asked for help, and that were wrong. They add up to 1."""
+
+    band: str
+    responses: int
+    right: float
+    asked: float
+    wrong: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
     waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
@@ -114,7 +126,8 @@ class StepScores:
     kept_accuracy: share right among responses that did not ask; coverage: share that did not ask; joint_accuracy: share right after
     composition, over all that were judged. `masked`: left their group because the cloud failed; `refused`: asked, but the budget refused;
     `uncalled`: all of their group asked, so that no call was made and nobody judged them. `families`: the same shares for each family of
-    questions, by name (steps of older state folders have none). `prices`: the share that asks by the price that prompts state.
+    questions, by name (steps of older state folders have none). `prices`: the share that asks by the price that prompts state. `bands`: of
+    practice questions alone.
     """
 
     prompts: int
@@ -131,6 +144,7 @@ class StepScores:
     uncalled: int = 0
     families: tuple[FamilyScores, ...] = ()
     prices: tuple[PriceRate, ...] = ()
+    bands: tuple[BandShares, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +253,7 @@ class StepFinished(Event):
         left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
         left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
         left["prices"] = tuple(PriceRate(**one) for one in left.get("prices", ()))
+        left["bands"] = tuple(BandShares(**one) for one in left.get("bands", ()))
         parts: dict[str, Any] = {}
         for name, part in _PARTS.items():
             own = [field.name for field in fields(part)]

@@ -98,6 +98,8 @@ export class Learning {
   }
 
   showReport(report) {
+    $("bands-card").hidden = !report.bands.length;
+    refill($("bands"), report.bands, () => bandParts(report.bands));
     refill($("report"), { ...report, now: null, since: null, spend: null }, () => reportParts(report));
   }
 }
@@ -118,6 +120,27 @@ function reportParts(report) {
       ["Spend", `${dollars(cloud.serving.spend_uusd)} on answers, ${dollars(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
     ]),
   ];
+}
+
+const ENDS = [["first", "first"], ["last", "last"]];
+const SHARES = [["right", "right, answered here"], ["asked", "asked for help"], ["wrong", "wrong"]];
+
+// Two bars for each band of each source, one above the other: the first steps and the last ones.
+function bandParts(bands) {
+  const rows = bands.flatMap(({ source, band, steps, ...ends }) => ENDS.map(([end, name]) => element("tr", {},
+    element("th", { scope: "row" }, end === "first" ? `${sourceName(source)}: ${band}` : ""), element("td", { class: "soft" }, `${name} ${counted(steps, "step")}`),
+    element("td", { class: "wide" }, bandBar(ends[end])), ...SHARES.map(([key]) => element("td", { class: "number" }, percent(ends[end][key]))))));
+  const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col" }, name)));
+  return [element("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
+}
+
+function bandBar(shares) {
+  const parts = SHARES.map(([key]) => {
+    const part = element("span", { class: `share ${key}` });
+    part.style.width = `${100 * shares[key]}%`;
+    return part;
+  });
+  return element("span", { class: "bar-of-shares", "aria-hidden": "true" }, ...parts);
 }
 
 const lines = (texts) => texts.join("\n");
