@@ -143,12 +143,12 @@ def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
         if band:
             by_band.setdefault(band, []).extend(group.responses)
     shares = []
-    for band in ("known", "learnable", "beyond"):
-        if responses := by_band.get(band):
+    for name in ("known", "learnable", "beyond"):
+        if responses := by_band.get(name):
             right = sum(scored.outcome is ResponseOutcome.KEPT and scored.correct and scored.format_ok for scored in responses)
             asked = sum(scored.asked for scored in responses)
             count = len(responses)
-            shares.append(BandShares(band, count, right / count, asked / count, (count - right - asked) / count))
+            shares.append(BandShares(name, count, right / count, asked / count, (count - right - asked) / count))
     return tuple(shares)
 
 

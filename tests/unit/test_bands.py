@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.core.types import FinishReason, LocalResponse, TaskItem
-from edge.learning.activity import read_daybook
+from edge.learning.activity import _bands, read_daybook
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.summary import band_shares, help_gain
 from edge.state.events import BandShares
@@ -56,3 +56,17 @@ async def test_the_report_compares_the_first_steps_with_the_last(tmp_path: Path)
         steps = agent.steps()
     assert all(step.scores.bands == () for step in steps), "the scripted sums are no practice family"
     assert read_daybook(tmp_path / "state", 0.0, 1e12)["bands"] == []
+
+
+def test_the_report_weighs_steps_by_their_responses() -> None:
+    def step(right: float, responses: int) -> dict[str, object]:
+        return {"source": "practice:arith", "bands": [vars_of("known", responses, right)]}
+
+    [row] = _bands([step(0.0, 10), step(0.5, 30), step(1.0, 10), step(1.0, 10)])
+    assert (row["band"], row["steps"], row["first"]["right"], row["last"]["right"]) == ("known", 2, 0.375, 1.0)
+    assert sum(row["first"].values()) == pytest.approx(1.0)
+    assert _bands([step(0.0, 10)]) == [], "one step cannot be compared"
+
+
+def vars_of(band: str, responses: int, right: float) -> dict[str, object]:
+    return {"band": band, "responses": responses, "right": right, "asked": 0.0, "wrong": 1.0 - right}
