@@ -24,7 +24,7 @@ SANDBOXES = Registry(
         "landlock": f"{_PACKAGE}.landlock:Landlock",
         "sandbox-exec": f"{_PACKAGE}.sandbox_exec:SandboxExec",
         "container": f"{_PACKAGE}.container:Container",
-        "none": f"{_PACKAGE}.unconfined:Unconfined",
+        "none": f"{_PACKAGE}.interpreter:Unconfined",
     },
 )
 _AUTOMATIC = {"Linux": ("bubblewrap", "landlock"), "Darwin": ("sandbox-exec",)}

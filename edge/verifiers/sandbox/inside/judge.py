@@ -14,8 +14,7 @@ import builtins
 import posix
 import sys
 
-from edge.verifiers.sandbox.inside.limits import set_limits
-from edge.verifiers.sandbox.inside.reasons import ENDED, ENDED_EARLY, MEMORY, exception_class, told
+from edge.verifiers.sandbox.inside.limits import ENDED, ENDED_EARLY, MEMORY, exception_class, sentence, set_limits
 from edge.verifiers.sandbox.inside.wire import BadFrame, Ended, Unencodable, decode, encode, framed, read_frame, write_all
 
 TYPE_CHECKING = False
@@ -77,7 +76,7 @@ class Link:
         except (Ended, BadFrame, ValueError, TypeError):
             self.failed = ENDED_EARLY
             return self.failed
-        self.failed = told(failure if word == "loaded" else None, "while it was loaded")
+        self.failed = sentence(failure if word == "loaded" else None, "while it was loaded")
         return self.failed
 
     def ask(

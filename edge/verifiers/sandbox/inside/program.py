@@ -10,8 +10,7 @@ import builtins
 import posix
 import sys
 
-from edge.verifiers.sandbox.inside.limits import set_limits
-from edge.verifiers.sandbox.inside.reasons import failure
+from edge.verifiers.sandbox.inside.limits import failure, set_limits
 from edge.verifiers.sandbox.inside.wire import Ended, Unencodable, decode, encode, framed, read_frame, write_all
 
 TYPE_CHECKING = False
