@@ -38,7 +38,7 @@ def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
 
 def _terms_of(file: str | None) -> list[str]:
     """The terms of a file, one a line, without comments."""
-    from edge.core.privacy_rules import checked_term
+    from edge.core.limits import checked_term
 
     if file is None:
         return []

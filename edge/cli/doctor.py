@@ -30,7 +30,7 @@ from edge.cli.output import print_json, print_line
 from edge.cli.settings import Settings
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
-from edge.core.exits import exit_name, has_crashed
+from edge.core.formatting import exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
 from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.machine import cpu_flags, cpu_name, usable_cores
@@ -342,7 +342,7 @@ def check_allocator() -> Iterator[Finding]:
 
 def _onnx_finding(config: AgentConfig) -> Finding:
     """What of the wished-for providers ONNX Runtime has here."""
-    from edge.core.onnx_providers import choose_providers
+    from edge.core.engines import choose_providers
 
     try:
         available = importlib.import_module("onnxruntime").get_available_providers()
@@ -351,8 +351,8 @@ def _onnx_finding(config: AgentConfig) -> Finding:
     choice = choose_providers(config.engine.onnx_providers, available)
     if choice.missing:
         hint = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
-        return Finding("engine", "warn", f"{choice.said}; torch trains", hint)
-    return Finding("engine", "ok", f"{choice.said}; torch trains")
+        return Finding("engine", "warn", f"{choice.summary}; torch trains", hint)
+    return Finding("engine", "ok", f"{choice.summary}; torch trains")
 
 
 def check_models(config: AgentConfig) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from edge.core.formatting import counted, percent, shown
 from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:
-    from edge.routing.calibration import RouterQuality
+    from edge.routing.classifier import RouterQuality
 
 app = typer.Typer(
     help="A classifier that decides what is handed over: the baseline.", no_args_is_help=True, rich_markup_mode=None

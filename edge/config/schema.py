@@ -14,8 +14,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from edge.config.numbers import check_sources
 from edge.config.secret_refs import require_one_reference
 from edge.core.engines import ENGINES
-from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
-from edge.core.privacy_rules import checked_rule, checked_term
+from edge.core.limits import (
+    LARGEST_ALPHA,
+    LARGEST_SEED,
+    MOST_LAYERS,
+    MOST_STEPS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    checked_rule,
+    checked_term,
+)
 from edge.dagrpo.dual import MOST_WINDOW
 from edge.dagrpo.prompts import MOST_PRICE, price_line
 

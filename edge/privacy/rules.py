@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from edge.core.privacy_rules import LIKE, checked_rule, checked_term
+from edge.core.limits import LIKE, checked_rule, checked_term
 from edge.privacy.findings import Found, folded, lower, views_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")

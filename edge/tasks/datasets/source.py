@@ -9,6 +9,7 @@ hundred items must stand for all of them.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,8 @@ from pathlib import Path
 from edge.core.errors import TaskFileError
 from edge.core.types import Split, TaskItem
 from edge.dagrpo.format import check_format
-from edge.tasks.datasets.catalogue import DataSet
+from edge.tasks.datasets.catalogue import DataSet, Draft, Unusable
 from edge.tasks.datasets.files import DataFile, data_files, downloaded, read_records
-from edge.tasks.datasets.schemas import Draft, Unusable
 from edge.tasks.source import ListedItems
 
 _ONE_IN = 10
@@ -62,15 +62,17 @@ class DataSetSource:
         has_test = any(split == "test" for _, split in drafts)
         splits = [self._split(draft, split, has_test) for draft, split in drafts]
         held_out = {_plain(draft) for (draft, _), split in zip(drafts, splits, strict=True) if split == "test"}
-        ids = _Ids(self.data_set.name)
-        items = [
-            self._item(draft, split, ids)
-            for (draft, _), split in zip(drafts, splits, strict=True)
-            if split == "test" or _plain(draft) not in held_out
-        ]
+        items, seen = list[TaskItem](), Counter[str]()
+        for (draft, _), split in zip(drafts, splits, strict=True):
+            if split == "test" or _plain(draft) not in held_out:
+                # The id depends on the content, not on the place in a file; the second of two equal records gets `-2`.
+                digest = _digest("\x1f".join((draft.question, *draft.options)))[:16]
+                name = f"{self.data_set.name}/{draft.key or (f'{draft.part}/' if draft.part else '') + digest}"
+                seen[name] += 1
+                items.append(self._item(draft, split, name if seen[name] == 1 else f"{name}-{seen[name]}"))
         items.sort(key=lambda item: _digest(item.id))
         hint = "it has a test split only: use it with edge-agent eval"
-        return ListedItems(items, order_name=self.data_set.name, source=self._name, hint=hint)
+        return ListedItems(items, name=self._name, order_name=self.data_set.name, hint=hint)
 
     def _drafts(self, file: DataFile) -> Iterator[Draft]:
         for record in read_records(file.path, self.data_set.columns):
@@ -86,10 +88,10 @@ class DataSetSource:
             return "train"
         return "test" if int(_digest(_plain(draft))[:8], 16) % _ONE_IN == 0 else "train"
 
-    def _item(self, draft: Draft, split: Split, ids: _Ids) -> TaskItem:
+    def _item(self, draft: Draft, split: Split, name: str) -> TaskItem:
         data_set = self.data_set
         return TaskItem(
-            id=ids.of(draft),
+            id=name,
             task=data_set.task,
             family=data_set.name,
             level=draft.level,
@@ -102,21 +104,6 @@ class DataSetSource:
             solution=draft.solution if draft.solution and check_format(draft.solution, data_set.max_steps).ok else "",
             preamble=draft.preamble,
         )
-
-
-class _Ids:
-    """Ids that depend on the content, not on the place in a file; the second of two equal records gets `-2`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._seen: dict[str, int] = {}
-
-    def of(self, draft: Draft) -> str:
-        content = "\x1f".join((draft.question, *draft.options))
-        part = f"{draft.part}/" if draft.part else ""
-        base = f"{self._name}/{draft.key or part + _digest(content)[:16]}"
-        count = self._seen[base] = self._seen.get(base, 0) + 1
-        return base if count == 1 else f"{base}-{count}"
 
 
 def _plain(draft: Draft) -> str:
