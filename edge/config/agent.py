@@ -22,7 +22,7 @@ def resolve_agent_config(
     """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer, or
     found by `pick` where none names one.
 
-    Raises ConfigError with one line; OptionError for what an option says.
+    Raises ConfigError with one line; OptionError for the value of an option.
     """
     files = [file] if file is not None else []
     resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags, keys_command=KEYS_COMMAND)

@@ -1,9 +1,9 @@
 """Device profiles: which one is this machine's where nobody has named one, and writing one that was measured.
 
-A profile is a configuration file that says what a device measures and which batch suits it. It is read as any other layer
+A profile is a configuration file with what a device measures and which batch suits it. It is read as any other layer
 (`--device-profile FILE`, or `device_profile` in a file).
 
-Picked is first the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine says it is. A kept
+Picked is first the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine is. A kept
 profile of another machine, as in a home folder on a network, is left alone, and so is one that cannot be read: what is picked by itself
 must not keep the agent from starting. A known profile brings nothing but `device` and when to learn, and is picked only where the machine
 leaves no doubt.
@@ -26,7 +26,7 @@ from edge.core.files import write_atomically
 from edge.core.machine import MachineFacts
 
 NONE = "none"
-"""What `device_profile` says where there is to be none."""
+"""The value of `device_profile` for no profile."""
 KEPT_NAME = "device.yaml"
 MEASURED, KNOWN = "picked: measured on this machine", "picked: a known device"
 NOT_PICKED = "not picked"
@@ -106,7 +106,7 @@ _HEADING = """\
 
 
 def profile_text(device: DeviceConfig, settings: Mapping[str, Mapping[str, Any]], doubt: str = "") -> str:
-    """The file: what was measured, and sections of settings; `doubt` says why the numbers may be wrong.
+    """The file: what was measured, and sections of settings; `doubt`: why the numbers may be wrong.
 
     Raises ValidationError when the settings are none.
     """

@@ -41,8 +41,8 @@ Row = tuple[str, Any, str]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, or a section of them. `bounds` are named as in JSON Schema; `about` is what a section says of several keys together: its
-    docstring after the first paragraph.
+    """One key, or a section of them. `bounds` are named as in JSON Schema; `about` is what holds for several keys of a section
+    together: its docstring after the first paragraph.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Key:
 
     @property
     def is_section(self) -> bool:
-        """Whether it is one section, with nothing to say of itself but whether it is there."""
+        """Whether it is one section, which is only there or not."""
         return self.type == "section"
 
     @property
@@ -170,7 +170,7 @@ def _keys_below(node: Node, definitions: Node, path: str) -> Iterator[Key]:
 
 
 def _resolved(raw: Node, definitions: Node) -> tuple[Node, bool, str]:
-    """What a value is, whether it may be null as well, and what its section (or that of its elements) says about itself."""
+    """What a value is, whether it may be null as well, and what the docstring of its section, or of that of its elements."""
     others = [each for each in raw.get("anyOf", ()) if each.get("type") != "null"]
     node, nullable = others[0] if len(others) == 1 else raw, len(others) < len(raw.get("anyOf", ()))
     if "$ref" in node:

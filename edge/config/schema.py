@@ -35,7 +35,7 @@ def _share(value: float) -> float:
 
 
 def _in_cents(value: float) -> float:
-    """A price that a prompt can tell."""
+    """A price that a prompt can state."""
     price_line(value, "full")
     return value
 
@@ -209,7 +209,7 @@ class LearningConfig(Section):
     )
     unanimous_calls: Literal["make", "skip"] = Field(
         "make",
-        description="Where all G responses ask, the call moves no weight but tells if it was right: make it (the paper) or skip it.",
+        description="Where all G responses ask, the call moves no weight but reports if it was right: make it (the paper) or skip it.",
     )
     importance_cap: Positive = Field(
         2.0, description="Most that a token's importance weight (trainer's probability over the sampler's) counts."
@@ -245,10 +245,10 @@ class LearningConfig(Section):
     )
     price_levels: list[Price] = Field(
         [],
-        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt tells one of them, which is its λ ([]: none does).",
+        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
     )
     price: Price | None = Field(
-        None, description="Price of help that prompts of evaluations tell (null: the middle one of price_levels, if any)."
+        None, description="Price of help that prompts of evaluations state (null: the middle one of price_levels, if any)."
     )
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
@@ -297,7 +297,7 @@ class UseConfig(Section):
     )
     share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
     passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
-    target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator says it for.")
+    target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator has one for.")
 
 
 class GateConfig(Section):
@@ -392,7 +392,7 @@ class EmbeddedCoordinatorConfig(Section):
     )
     api_key: str | None = Field(
         None,
-        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: api_key_env says, or no key is sent).",
+        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: see api_key_env, or no key is sent).",
     )
     api_key_env: str | None = Field(
         None, description="Name of the environment variable with the API key: short for api_key env:NAME (null: see api_key)."
@@ -441,7 +441,7 @@ class CoordinatorTlsConfig(Section):
     """Certificates for speaking to a coordinator, as PEM files."""
 
     ca: str = Field(description="PEM file with the authority of the coordinator's certificate.")
-    cert: str | None = Field(None, description="PEM file with the certificate to show (null: none; a token tells who calls).")
+    cert: str | None = Field(None, description="PEM file with the certificate to show (null: none; a token names the caller).")
     key: str | None = Field(None, description="PEM file with the key of cert; given where cert is.")
     server_name: str | None = Field(
         None, description="The name in the coordinator's certificate, where it is not the host of the address (null: it is)."
@@ -458,7 +458,7 @@ class CoordinatorConfig(Section):
     """Where the cloud is asked, and how.
 
     Another machine is spoken to over `tls`, and the certificate or the token names the device. Of an attempt that goes along (`hint_chars`)
-    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` tells whether hints pay.
+    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` shows whether hints pay.
     """
 
     address: str | None = Field(
@@ -560,7 +560,7 @@ class ProgramsConfig(Section):
     memory_mib: int = Field(512, ge=128, description="Address space of a program, in MiB.")
 
     @model_validator(mode="after")
-    def _none_is_said_twice(self) -> ProgramsConfig:
+    def _none_needs_unsafe(self) -> ProgramsConfig:
         if self.sandbox == "none" and not self.unsafe:
             raise ValueError("sandbox none runs programs with your rights; it needs unsafe: true (--unsafe-programs)")
         return self
@@ -624,7 +624,7 @@ class PrivacyConfig(Section):
         description="Country, as DE, whose telephone numbers are known without a prefix (null: the system's).",
     )
     keep_days: int = Field(
-        365, ge=1, description="Days that an entry of the outbox is kept; what was dropped is counted and told."
+        365, ge=1, description="Days that an entry of the outbox is kept; what was dropped is counted and reported."
     )
     keep_entries: int = Field(100_000, ge=1, description="Most entries of the outbox; the oldest go first.")
 
@@ -685,7 +685,7 @@ class DeviceConfig(Section):
     """What was measured on this machine, or is known of a kind of machine; the part of a device profile that `edge-agent doctor
     --write-profile` fills in.
 
-    Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
+    Nothing here changes what the agent does: with bandwidth and both speeds, reports show how many times the least possible time a step
     took. What is null, or an empty list, was not measured; G is 10^9.
     """
 
@@ -708,7 +708,7 @@ class DeviceConfig(Section):
     model: str = Field("", description="The model that the engine's numbers were taken with.")
     prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
     decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
-    machine: str = Field("", description="What the machine told of itself; a profile of another one is not picked by itself.")
+    machine: str = Field("", description="What the machine reported of itself; a profile of another one is not picked by itself.")
     processor: Literal["", "cpu", "cpu-phone", "cuda", "cuda-shared", "metal"] = Field(
         "", description="What the model is computed on; cuda-shared is a GPU that shares the machine's memory, as a Jetson's."
     )

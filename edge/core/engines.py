@@ -16,7 +16,7 @@ TORCH_LEARNER = "edge.app.openers:torch_learner"
 class EngineInfo:
     """One engine.
 
-    `name` is the value of engine.backend and `title` the name for people; `about` says who serves and who trains. `distribution` is the
+    `name` is the value of engine.backend and `title` the name for people; `about` states who serves and who trains. `distribution` is the
     package whose version the doctor shows, `extra` the part of pyproject.toml that brings it, `packages` what must be importable before the
     engine is chosen. `open_backend` and `open_learner` name functions ("module:function") with the signatures of edge/app/openers.py.
 

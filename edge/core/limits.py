@@ -42,7 +42,7 @@ def checked_rule(rule: str) -> str:
 
 
 def checked_term(term: str) -> str:
-    """A private term as it is. Raises ValueError, in one line, for one that cannot be told from other words, or is too long."""
+    """A private term as it is. Raises ValueError, in one line, for one that is too short to be distinguished, or is too long."""
     if sum(char.isalnum() for char in term) < _FEWEST:
         raise ValueError(f"the term {term!r} is too short: it needs two letters or digits")
     if len(term) > _MOST:

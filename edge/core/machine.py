@@ -1,4 +1,4 @@
-"""What this machine is: board, processor, graphics processor, memory, battery, as each operating system says."""
+"""What this machine is: board, processor, graphics processor, memory, battery, as each operating system reports them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The first processor's name; "" where the file is absent or tells none."""
+    """The first processor's name; "" where the file is absent or has none."""
     return next((name.strip() for key, name in _entries(cpuinfo) if key.lower() == "model name"), "")
 
 
@@ -40,14 +40,14 @@ def _entries(cpuinfo: Path) -> list[tuple[str, str]]:
 
 
 _ASKING_S = 5.0
-"""A program that tells more about the machine has so many seconds."""
+"""Time limit of a program that reports on the machine."""
 _BATTERY = "Battery"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """`board` as the device tree names it (Jetson, Raspberry Pi), `model` as Apple numbers its machines, `gpu_memory_mib` of an NVIDIA
-    graphics processor of its own (0: none). What a system does not tell is empty.
+    graphics processor of its own (0: none). What a system does not report is empty.
     """
 
     architecture: str = ""
@@ -69,7 +69,7 @@ class MachineFacts:
 
 
 def machine_facts(root: Path = Path("/")) -> MachineFacts:
-    """Everything that this machine tells; never raises."""
+    """Everything that this machine reports; never raises."""
     board = _text(root / "proc/device-tree/model")
     battery = has_battery(root)
     return MachineFacts(
@@ -92,14 +92,14 @@ def has_battery(root: Path = Path("/")) -> bool:
 
 
 def battery_wh(root: Path = Path("/")) -> float | None:
-    """Watt-hours of the batteries when full, by their own gauges (Linux); None where none tells."""
+    """Watt-hours of the batteries when full, by their own gauges (Linux); None where one has no gauge."""
     found = [_full_wh(folder) for folder in _batteries(root)]
     known = [value for value in found if value is not None]
     return sum(known) if known and len(known) == len(found) else None
 
 
 def drawn_w(root: Path = Path("/")) -> float | None:
-    """Watts that the batteries give at this moment (Linux); None on mains, or where no gauge tells."""
+    """Watts that the batteries give at this moment (Linux); None on mains, or without a gauge."""
     folders = list(_batteries(root))
     if not folders or any(_text(folder / "status") != "Discharging" for folder in folders):
         return None
@@ -157,7 +157,7 @@ def _gpu_memory_mib() -> int:
 
 
 def _asked(*command: str) -> str:
-    """What a program says; "" where there is none, it fails, or it takes too long. `sysctl` knows these names on a Mac alone."""
+    """What a program prints; "" where there is none, it fails, or it takes too long. `sysctl` knows these names on a Mac alone."""
     if command[0] == "sysctl" and sys.platform != "darwin":
         return ""
     try:

@@ -142,15 +142,15 @@ def _phrases(text: str) -> Iterator[Found]:
 
 
 def _words_of_password(words: Sequence[str], *, is_whole: bool) -> int:
-    """How many of some small words are a password; 0 where they tell something about it. `is_whole`: the clause ends there."""
+    """How many of some small words are a password; 0 where they describe it. `is_whole`: the clause ends there."""
     is_state = words[0] in _CODE_WORDS
     ending = _SENTENCE_WORDS if is_state or not words[0].isalpha() else _CLAUSE_WORDS
     length = next((place for place, word in enumerate(words) if place and word in ending), len(words))
     if words[0] in _ARTICLES:
         return length if length >= _FEWEST_WORDS_IN_DOUBT else 0
     if is_state:
-        told_wholly = is_whole and length == len(words) >= _FEWEST_WORDS_IN_DOUBT
-        return length if told_wholly and words[0] not in _NEVER_FIRST else 0
+        is_all = is_whole and length == len(words) >= _FEWEST_WORDS_IN_DOUBT
+        return length if is_all and words[0] not in _NEVER_FIRST else 0
     return 0 if words[0] in _SENTENCE_WORDS else length
 
 

@@ -76,7 +76,7 @@ def ibans(text: str) -> Iterator[Found]:
 
 
 def phones(text: str, region: str | None) -> Iterator[Found]:
-    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any behind a word that says so."""
+    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any behind a word such as "phone"."""
     if _SEVERAL.search(text) is None:
         return
     yield from _behind_a_word(text)

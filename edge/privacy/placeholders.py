@@ -24,7 +24,7 @@ _NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
 _LINKS_ON = r"\((?:mailto|tel|file|https?):"
 _LINK = re.compile(_LINKS_ON)
 LINK_CHARS = len("(mailto:")
-"""So many characters behind a name tell whether it is the text of a link."""
+"""So many characters behind a name show whether it is the text of a link."""
 _LABEL = re.compile(
     rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?(escaped)|(?P<link>(?={_LINKS_ON}))?)"
     rf"|{_NOT_BEFORE}(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_]| ?=|[(\[{{}}>]|\.[A-Za-z_])"

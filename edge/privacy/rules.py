@@ -32,7 +32,7 @@ class Terms:
     """A list of terms, ready to be looked for."""
 
     def __init__(self, terms: Sequence[str]) -> None:
-        """Raises ValueError for a term that is too short to be told from other words, or too long."""
+        """Raises ValueError for a term that is too short to be distinguished, or too long."""
         self._by_first: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)
         self._unspaced: list[str] = []
         for term in terms:

@@ -21,7 +21,7 @@ from edge.tasks.source import ListedItems, TaskSource
 class SourceAbout:
     """One source in a list. `kind` is practice, data set or file; `levels` is per family; `train` and `test` count items (None: unlimited).
 
-    `judged_as` are the kinds of answer; `where` says how to get it; `about` what it asks.
+    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks.
     """
 
     name: str

@@ -30,7 +30,7 @@ _LEAST_OPTIONS, _MOST_OPTIONS = 2, 10
 
 
 class Unusable(Exception):
-    """A record that cannot become an item though nothing is wrong with the file; the message says why."""
+    """A record that cannot become an item though nothing is wrong with the file; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class DataSet:
     """One data set. `published` counts its train and test items on the hub.
 
     `config` and `hub_splits` are where it lies in the hub's parquet branch; `subfolders` are what its part is called inside a local copy
-    of the whole. `unknown_split` says what a file is whose name gives no split: "hash" holds out one question in ten.
+    of the whole. `unknown_split` is the split of a file whose name gives no split: "hash" holds out one question in ten.
     """
 
     name: str

@@ -54,7 +54,7 @@ class DataSetSource:
 
     @cached_property
     def items(self) -> ListedItems:
-        """All items, read once. `left_out` then says which records nobody could judge, a line each."""
+        """All items, read once. `left_out` then lists which records nobody could judge, a line each."""
         self.left_out = []
         drafts = [(draft, file.split) for file in self._files if file.split != "unused" for draft in self._drafts(file)]
         if not drafts:

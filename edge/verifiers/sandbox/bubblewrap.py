@@ -30,7 +30,7 @@ _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ip
 _SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
 _END_S = 10.0
 _WAIT = "trap '' HUP INT TERM; read -r nothing; kill -KILL 0"
-_CHILD = re.compile(rb'"child-pid": (\d+)')  # told by the first write; the rest of this JSON comes later
+_CHILD = re.compile(rb'"child-pid": (\d+)')  # in the first write; the rest of this JSON comes later
 
 
 class Bubblewrap:
@@ -117,10 +117,10 @@ class _Wrapped(Confined):
 
     def pid(self) -> int:
         """Process 1 of the sandbox by its number out here; there is no other, since the filter refuses new ones."""
-        return self._told(0.0)
+        return self._reported(0.0)
 
-    def _told(self, timeout_s: float) -> int:
-        """What bwrap tells as soon as it has made its child; 0 when it has not yet, or never did."""
+    def _reported(self, timeout_s: float) -> int:
+        """The process that bwrap reports as soon as it has made its child; 0 when it has not yet, or never did."""
         if self._inner == 0 and self._info is not None and _ready(self._info, timeout_s):
             found = _CHILD.search(os.read(self._info, 4096))
             self._inner = int(found[1]) if found else 0
@@ -131,7 +131,7 @@ class _Wrapped(Confined):
 
         bwrap itself must not go first: a child that it has made a moment ago does not yet end with it.
         """
-        inner = self._told(_END_S) if self.process.poll() is None else 0
+        inner = self._reported(_END_S) if self.process.poll() is None else 0
         if inner and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(inner, signal.SIGKILL)
@@ -181,7 +181,7 @@ class _Guard:
 
 
 def _end(shell: subprocess.Popen[bytes], owner: int) -> None:
-    """Let the shell end the group; a process forked from ours has no say in it."""
+    """Let the shell end the group; a process forked from ours does not end it."""
     assert shell.stdin is not None
     with suppress(OSError):
         shell.stdin.close()

@@ -25,7 +25,7 @@ OPTIONS = ("-S", "-s", "-P", "-B", "-X", "utf8")
 _PACKAGES = ("site-packages", "dist-packages")
 _PROGRAM_INTERPRETER = 3  # PT_INTERP: the file that loads shared libraries
 _SYSTEM_FOLDERS = ("/lib", "/usr/lib", "/nix/store", "/gnu/store")
-# Import every extension module of the standard library and tell which files are mapped by then.
+# Import every extension module of the standard library and print which files are mapped by then.
 _SURVEY = """
 import os, sys
 for folder in sys.path:
@@ -111,7 +111,7 @@ def _links() -> Iterator[tuple[str, str]]:
 
 
 class Unconfined:
-    """No sandbox at all, for those who said so (`--unsafe-programs`): plain processes with resource limits.
+    """No sandbox at all, only with `--unsafe-programs`: plain processes with resource limits.
 
     A program can read and write whatever its user can, and use the network.
     """

@@ -5,7 +5,7 @@ Two kinds of session. In `run_functions` the program and the judge each have a s
     we ──tests──▶ judge ──calls──▶ program            the program's stdout is the judge's stdin, and the other way round;
     we ◀─verdict─ judge ◀─replies─ program            the verdict has a channel that only the judge holds
 
-Both channels first carry what we send ourselves, and the program's text goes out only after the judge has said that it holds the tests:
+Both channels first carry what we send ourselves, and the program's text goes out only after the judge has reported that it holds the tests:
 until then nothing that a model wrote runs, so it can neither write before or between the tests nor look for them on their way. In
 `run_whole` the program reads one input and writes one output, and no judge is needed: the expected output never leaves this process.
 

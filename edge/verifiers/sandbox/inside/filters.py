@@ -5,7 +5,7 @@ keys, sockets, shared memory outside the memory limit, kernel modules, clocks, a
 the ones known here does not exist (ENOSYS), and neither does clone3, so that the C library falls back to clone, whose flags can be
 read. Threads are allowed, and so are private pairs of stream sockets: with asyncio they are part of honest programs. A datagram socket
 could send to any Unix socket of this machine by its name, so there are none; no message may name a receiver or carry descriptors, and
-what sockets tell of their other end and can be set to is refused. Another processor mode (32 bit) ends the process.
+what sockets report of their other end and can be set to is refused. Another processor mode (32 bit) ends the process.
 """
 
 from __future__ import annotations

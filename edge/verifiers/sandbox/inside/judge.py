@@ -297,14 +297,14 @@ def _preamble_names(preamble: str) -> dict[str, Any]:
 
 
 def _is_stub(node: Any) -> bool:
-    """A function or class whose body says nothing: docstring, `pass`, `...`, `raise NotImplementedError`."""
+    """A function or class with an empty body: docstring, `pass`, `...`, `raise NotImplementedError`."""
     kind = type(node).__name__
     if kind == "ClassDef":
-        return node.name == "Solution" or all(_is_stub(child) or _says_nothing(child) for child in node.body)
-    return kind in ("FunctionDef", "AsyncFunctionDef") and all(map(_says_nothing, node.body))
+        return node.name == "Solution" or all(_is_stub(child) or _is_empty(child) for child in node.body)
+    return kind in ("FunctionDef", "AsyncFunctionDef") and all(map(_is_empty, node.body))
 
 
-def _says_nothing(node: Any) -> bool:
+def _is_empty(node: Any) -> bool:
     kind = type(node).__name__
     return kind in ("Pass", "Raise") or (kind == "Expr" and type(node.value).__name__ == "Constant")
 

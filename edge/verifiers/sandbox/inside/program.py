@@ -54,7 +54,7 @@ def _module(name: str) -> Any:
 
 
 def _run_whole(source: str, notes: int) -> None:
-    """Run the program as `__main__`. A note tells why it could not start or ended."""
+    """Run the program as `__main__`. A note holds why it could not start or ended."""
     try:
         code = compile(source, "program.py", "exec", dont_inherit=True)
         exec(code, _module("__main__").__dict__)  # noqa: S102 - this is the place for it
