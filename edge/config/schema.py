@@ -134,15 +134,9 @@ class AdapterConfig(Section):
     alpha: float = Field(32.0, gt=0, le=LARGEST_ALPHA, description="Scale of the adapter; what counts is alpha / rank.")
     targets: tuple[LoraTarget, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
         description="Layers that get an adapter, at least one.",
     )
-
-    @field_validator("targets")
-    @classmethod
-    def _some_target(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
-        if not targets:
-            raise ValueError("needs at least one layer name")
-        return targets
 
 
 class WhenConfig(Section):
@@ -255,27 +249,21 @@ class LearningConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _first_dual_below_its_ceiling(self) -> LearningConfig:
+    def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_beyond_the_paper(self) -> LearningConfig:
         if len(set(self.price_levels)) < len(self.price_levels):
             raise ValueError("price_levels names a price twice")
-        given = {"price_levels": bool(self.price_levels), "cloud_samples on": self.cloud_samples == "on"}
-        named = next((name for name, used in given.items() if used), "")
+        beyond_the_paper = {
+            "price_levels": bool(self.price_levels),
+            "cloud_samples on": self.cloud_samples == "on",
+            f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
+        }
+        named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":
             raise ValueError(f"{named} is of method da-grpo, not {self.method}")
         if self.cloud_samples == "on" and self.advantage_scale != "none":
             raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
-        return self
-
-    @model_validator(mode="after")
-    def _what_belongs_to_a_method(self) -> LearningConfig:
-        if self.advantage_scale != "none" and self.method != "da-grpo":
-            raise ValueError(f"advantage_scale {self.advantage_scale} is of method da-grpo, not {self.method}")
         if (self.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
             raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
         return self

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from edge.core.secret_forms import CUT, without_secrets
 from edge.privacy.addresses import emails, ips, paths
 from edge.privacy.findings import KINDS, Found, Kind, resolved, views_of
 from edge.privacy.keys import encoded_texts, secrets_in
@@ -60,7 +61,10 @@ class Finder:
 
 _PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
-CUT = "[cut]"
+MOST_DIGITS = 8
+_ADDRESS = re.compile(r"[^\s@<>\"'()]{1,64}@[^\s@<>\"'()]{1,250}\.\w+")
+_GROUPED = re.compile(r"\d+(?:[ ,.()/\-]\d{2,})*")
+_LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
 MOST_CHARS = 1_000_000
 """The longest conversation that is looked through: some seconds of work."""
 _NOT_IN_NAMES: frozenset[Kind] = frozenset({"path"})
@@ -158,8 +162,19 @@ class Registry:
         return found
 
     def cut(self, text: str) -> str:
-        """The text with `[cut]` in place of what is private, whether redaction is enabled or not; for what needs no way back."""
-        return _replaced(text, self._finder.find(text), lambda one: CUT)
+        """The text with `[cut]` in place of what is private, whether redaction is enabled or not; for what may be shortened and needs no
+        way back, such as a hint.
+
+        Stricter than redaction: whatever has the form of an address or a key goes, however plain, and so does every number of more than
+        MOST_DIGITS digits.
+        """
+        text = without_secrets(_replaced(text, self._finder.find(text), lambda one: CUT))
+        text = _LONG_WORD.sub(CUT, _ADDRESS.sub(CUT, text))
+        return _GROUPED.sub(lambda number: CUT if sum(map(str.isdigit, number[0])) > MOST_DIGITS else number[0], text)
+
+
+private_cut = Registry().cut
+"""Without a person's own terms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,9 +341,3 @@ _ALL = (
 
 DATA_SETS: Mapping[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
 """By the name on the command line."""
-
-
-def by_hub_id(hub_id: str) -> list[DataSet]:
-    """The data sets of `OWNER/NAME` or `OWNER/NAME/CONFIG`, upper and lower case aside; none when it is not known."""
-    wanted = hub_id.strip("/").lower()
-    return [one for one in _ALL if wanted in (one.hub.lower(), f"{one.hub}/{one.config}".lower())]
