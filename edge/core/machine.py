@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,19 +94,17 @@ def has_battery(root: Path = Path("/")) -> bool:
 
 def battery_wh(root: Path = Path("/")) -> float | None:
     """Watt-hours of the batteries when full, by their own gauges (Linux); None where one has no gauge."""
-    found = [_full_wh(folder) for folder in _batteries(root)]
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    return _of_all(
+        _gauge(folder, "energy_full", "charge_full", "voltage_min_design", "voltage_now") for folder in _batteries(root)
+    )
 
 
 def drawn_w(root: Path = Path("/")) -> float | None:
     """Watts that the batteries give at this moment (Linux); None on mains, or without a gauge."""
-    folders = list(_batteries(root))
-    if not folders or any(_text(folder / "status") != "Discharging" for folder in folders):
+    folders = _batteries(root)
+    if any(_text(folder / "status") != "Discharging" for folder in folders):
         return None
-    found = [_power_w(folder) for folder in folders]
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) and sum(known) > 0 else None
+    return _of_all(_gauge(folder, "power_now", "current_now", "voltage_now") for folder in folders) or None
 
 
 def _batteries(root: Path) -> list[Path]:
@@ -113,19 +112,18 @@ def _batteries(root: Path) -> list[Path]:
     return [folder for folder in folders if _text(folder / "type") == _BATTERY and _text(folder / "scope") != "Device"]
 
 
-def _full_wh(folder: Path) -> float | None:
-    if (energy := _number(folder / "energy_full")) is not None:
-        return energy / 1e6
-    charge = _number(folder / "charge_full")
-    voltage = _number(folder / "voltage_min_design") or _number(folder / "voltage_now")
-    return None if charge is None or voltage is None else charge * voltage / 1e12
+def _gauge(folder: Path, whole: str, flow: str, *voltages: str) -> float | None:
+    """Watts or watt-hours: the gauge `whole`, else `flow` (amperes) times the first voltage that there is; all in millionths."""
+    if (value := _number(folder / whole)) is not None:
+        return abs(value) / 1e6
+    amperes, voltage = _number(folder / flow), next(filter(None, (_number(folder / name) for name in voltages)), None)
+    return None if amperes is None or voltage is None else abs(amperes * voltage) / 1e12
 
 
-def _power_w(folder: Path) -> float | None:
-    if (power := _number(folder / "power_now")) is not None:
-        return abs(power) / 1e6
-    current, voltage = _number(folder / "current_now"), _number(folder / "voltage_now")
-    return None if current is None or voltage is None else abs(current * voltage) / 1e12
+def _of_all(values: Iterable[float | None]) -> float | None:
+    """The sum; None where there is no value or one is not known."""
+    known = list(values)
+    return None if not known or None in known else sum(filter(None, known))
 
 
 def _number(file: Path) -> float | None:

@@ -7,7 +7,7 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, Self
 
@@ -118,15 +118,7 @@ class SamplingWishes:
 
     def granted(self, sampling: Sampling) -> Sampling:
         """The sampling with the wishes in it; the stop strings end the answer, not the reasoning before it."""
-        return replace(
-            sampling,
-            top_p=self.top_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            stops=self.stops,
-            stops_in_answer=True,
-            top_logprobs=self.top_logprobs,
-        )
+        return replace(sampling, stops_in_answer=True, **asdict(self))
 
 
 NO_WISHES = SamplingWishes()
