@@ -44,14 +44,20 @@ class Pick:
     why: str = ""
 
 
-def pick_profile(kept: Sequence[Path], known: Path, facts: Callable[[], MachineFacts]) -> Pick:
-    """The first of the kept files that there is, or the known device of that folder that this machine is."""
-    found = next((file for file in kept if file.is_file()), None)
-    if found is not None:
-        return _kept(found, facts())
-    name = known_device(facts())
-    file = known / f"{name}.yaml"
-    return Pick(file, KNOWN) if name and file.is_file() else Pick()
+def pick_profile(measured: Sequence[Path], known: Path, facts: Callable[[], MachineFacts]) -> Pick:
+    """The first of the `measured` files that there is, or the known device of that folder that this machine is."""
+    here, file = facts(), next((file for file in measured if file.is_file()), None)
+    if file is None:
+        name = known_device(here)
+        profile = known / f"{name}.yaml"
+        return Pick(profile, KNOWN) if name and profile.is_file() else Pick()
+    try:
+        machine = resolve(AgentConfig, files=[file]).config.device.machine
+    except ConfigError as error:
+        return Pick(None, f"{NOT_PICKED}: {error}")
+    if machine and machine != here.fingerprint:
+        return Pick(None, f"{NOT_PICKED}: {file} was measured on another machine ({machine}); this one is {here.fingerprint}")
+    return Pick(file, MEASURED)
 
 
 def known_profiles() -> Path:
@@ -62,16 +68,6 @@ def known_profiles() -> Path:
 def known_device(facts: MachineFacts) -> str:
     """The name of the profile of this kind of machine; "" where there is none."""
     return next((name for name, is_one in _KINDS if is_one(facts)), "")
-
-
-def _kept(file: Path, facts: MachineFacts) -> Pick:
-    try:
-        machine = resolve(AgentConfig, files=[file]).config.device.machine
-    except ConfigError as error:
-        return Pick(None, f"{NOT_PICKED}: {error}")
-    if machine and machine != facts.fingerprint:
-        return Pick(None, f"{NOT_PICKED}: {file} was measured on another machine ({machine}); this one is {facts.fingerprint}")
-    return Pick(file, MEASURED)
 
 
 def _has(memory_gib: int) -> Callable[[MachineFacts], bool]:

@@ -19,14 +19,11 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
     return [task.result() for task in running]
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager

@@ -211,8 +211,8 @@ def _worked(lines: Sequence[str], answer: str) -> str:
 class DataSet:
     """One data set. `published` counts its train and test items on the hub.
 
-    `config` and `hub_splits` are where it lies in the hub's parquet branch; `subfolders` are what its part is called inside a local copy
-    of the whole. `unknown_split` is the split of a file whose name gives no split: "hash" holds out one question in ten.
+    `config` and `hub_splits` are where it lies in the hub's parquet branch; `config`, else one of `subfolders`, is what its part is called
+    inside a local copy of the whole. `unknown_split` is the split of a file whose name gives none: "hash" holds out one question in ten.
     """
 
     name: str
@@ -224,9 +224,9 @@ class DataSet:
     levels: tuple[int, ...]
     hub: str
     config: str
-    hub_splits: tuple[str, ...]
-    subfolders: tuple[str, ...]
     published: tuple[int, int]
+    hub_splits: tuple[str, ...] = ("train", "test")
+    subfolders: tuple[str, ...] = ()
     unknown_split: Literal["hash", "test"] = "hash"
 
     @property
@@ -248,8 +248,6 @@ _ALL = (
         levels=tuple(range(1, 12)),
         hub="openai/gsm8k",
         config="main",
-        hub_splits=("train", "test"),
-        subfolders=("main",),
         published=(7473, 1319),
     ),
     DataSet(
@@ -262,8 +260,7 @@ _ALL = (
         levels=(1, 2, 3, 4, 5),
         hub="DigitalLearningGmbH/MATH-lighteval",
         config="default",
-        hub_splits=("train", "test"),
-        subfolders=("default", "data"),
+        subfolders=("data",),
         published=(7500, 5000),
     ),
     DataSet(
@@ -276,8 +273,6 @@ _ALL = (
         levels=(1,),
         hub="allenai/ai2_arc",
         config="ARC-Easy",
-        hub_splits=("train", "test"),
-        subfolders=("ARC-Easy",),
         published=(2251, 2376),
     ),
     DataSet(
@@ -290,8 +285,6 @@ _ALL = (
         levels=(2,),
         hub="allenai/ai2_arc",
         config="ARC-Challenge",
-        hub_splits=("train", "test"),
-        subfolders=("ARC-Challenge",),
         published=(1119, 1172),
     ),
     DataSet(
@@ -304,8 +297,7 @@ _ALL = (
         levels=(1, 2, 3, 4, 5),
         hub="likaixin/TACO-verified",
         config="default",
-        hub_splits=("train", "test"),
-        subfolders=("default", "data"),
+        subfolders=("data",),
         published=(12898, 0),
     ),
     DataSet(
@@ -319,7 +311,7 @@ _ALL = (
         hub="cais/mmlu",
         config="all",
         hub_splits=("auxiliary_train", "test"),
-        subfolders=("all", "data"),
+        subfolders=("data",),
         published=(99842, 14042),
     ),
     DataSet(
@@ -333,7 +325,6 @@ _ALL = (
         hub="openai/openai_humaneval",
         config="openai_humaneval",
         hub_splits=("test",),
-        subfolders=("openai_humaneval",),
         published=(0, 164),
         unknown_split="test",
     ),

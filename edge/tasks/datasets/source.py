@@ -55,7 +55,7 @@ class DataSetSource:
         """`name` is how the source was written. Raises TaskFileError when there is no data file."""
         self.data_set = data_set
         self._name = name
-        self._files = data_files(place, data_set.subfolders)
+        self._files = data_files(place, (data_set.config, *data_set.subfolders))
         self.left_out: list[str] = []
 
     @classmethod
