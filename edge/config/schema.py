@@ -1,6 +1,6 @@
 """The agent's configuration as data.
 
-All models are frozen and refuse unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
+All models are frozen and reject unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
 a decision of the paper or of DECISIONS.md is written here and nowhere else.
 """
 
@@ -69,7 +69,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9_.-]{1,253}(:[0-9]{1,5})?|https?://\[[
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
@@ -289,7 +289,7 @@ class UseConfig(Section):
 
 
 class GateConfig(Section):
-    """The promotion gate: a step's adapter serves only after stored items of every task learned so far (anchors) and the rate were tested.
+    """The promotion gate: a step's adapter is promoted only after a test of stored items of every task so far (anchors) and of the rate.
 
     Anchors are answered without the cloud.
     """
@@ -307,8 +307,8 @@ class GateConfig(Section):
         0.15, description="How far the share that asks may lie from τ; further only where it is no further away than before."
     )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is the share that asks.")
-    max_refusals: int = Field(5, ge=1, description="So many refusals in a row take training back to the adapter in use.")
-    keep: int = Field(3, ge=1, description="Versions that have served and stay on disk, to go back to.")
+    max_refusals: int = Field(5, ge=1, description="So many rejected adapters in a row take training back to the adapter in use.")
+    keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
     recheck_every: int | None = Field(
         20,
         ge=1,
@@ -746,7 +746,7 @@ class AgentConfig(Section):
     adapter: AdapterConfig = Field(AdapterConfig(), description="The LoRA adapter.")
     learning: LearningConfig = Field(LearningConfig(), description="DA-GRPO, the learning.")
     use: UseConfig = Field(UseConfig(), description="Learning from one's own use, in run.")
-    gate: GateConfig = Field(GateConfig(), description="When an adapter that was learned may serve.")
+    gate: GateConfig = Field(GateConfig(), description="When a learned adapter is promoted.")
     routing: RoutingConfig = Field(
         RoutingConfig(), description="Who decides, in learning and evaluation, that a response is handed to the cloud."
     )

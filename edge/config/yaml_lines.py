@@ -1,6 +1,6 @@
 """YAML with the line number of each value.
 
-Refuses what silently loses data (duplicate keys, keys that are not text, several documents) and what no configuration needs but keeps a
+Rejects what silently loses data (duplicate keys, keys that are not text, several documents) and what no configuration needs but keeps a
 reader busy without end: aliases, and files over MOST_BYTES.
 """
 
@@ -81,7 +81,7 @@ def parse_value(text: str, name: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more values than there is memory."""
+    """Rejects aliases: a few lines of them stand for more values than there is memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node. Raises ComposerError at an alias."""

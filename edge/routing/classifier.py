@@ -26,7 +26,7 @@ HASHED_WORDS = 64
 NUMBERS = ("help_log_odds", "decision_reached", "mean_logprob", "least_logprob", "log_response_tokens", "log_question_characters")
 FEATURES = len(NUMBERS) + HASHED_WORDS
 VERSION = "1"
-"""Changes with the meaning of any feature; a classifier made for another version is refused."""
+"""Changes with the meaning of any feature; a classifier made for another version is rejected."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 
 

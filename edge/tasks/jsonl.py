@@ -18,7 +18,7 @@ One object a line:
 | family | text | "jsonl"; what a report groups by |
 | id | text | from the question's hash |
 
-Blank lines are skipped; unknown keys are refused, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
+Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
 this schema. A byte order mark at the beginning is passed over.
 """
 
