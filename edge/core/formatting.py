@@ -53,11 +53,12 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 def visible(text: str) -> str:
     """The text with escapes in place of characters that would steer the terminal; `\\r\\n` is a line end."""
-    return STEERING.sub(lambda found: _escape(ord(found[0])), text.replace("\r\n", "\n"))
 
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return STEERING.sub(escape, text.replace("\r\n", "\n"))
 
 
 _CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 # name: (x86-64, arm64); None where the architecture has no such call
 _OTHER_PROCESSES = {
@@ -90,7 +90,8 @@ def program_filter(machine: str, *, own_pid: int | None = None) -> bytes:
     code = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT)]
     code += [(_AT_LEAST, 0, 1, _NEWEST_KNOWN + 1), (_RETURN, 0, 0, _UNKNOWN)]
     for numbers in calls.values():
-        code += _refuse(numbers[column])
+        if (number := numbers[column]) is not None:
+            code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
     code += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _UNKNOWN)]
     code += _only_if(_CLONE[column], 0, [(_ANY_BIT, 0, 1, _CLONE_THREAD)])
     code += _only_if(
@@ -111,21 +112,15 @@ def program_filter(machine: str, *, own_pid: int | None = None) -> bytes:
             code += _only_if(numbers[column], 0, [(_EQUAL, 0, 1, own_pid)])
         code += _only_if(_PRLIMIT[column], 0, [(_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, own_pid)])
     code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(_packed(code))
-
-
-def _packed(code: Iterable[tuple[int, int, int, int]]) -> Iterator[bytes]:
-    for operation, then, otherwise, value in code:
-        yield operation.to_bytes(2, "little") + bytes((then, otherwise)) + value.to_bytes(4, "little")
+    return b"".join(
+        operation.to_bytes(2, "little") + bytes((then, otherwise)) + value.to_bytes(4, "little")
+        for operation, then, otherwise, value in code
+    )
 
 
 def _argument(number: int, *, high: bool = False) -> tuple[int, int, int, int]:
     """Load one half of an argument (both processors are little-endian)."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * number + 4 * high)
-
-
-def _refuse(number: int | None) -> list[tuple[int, int, int, int]]:
-    return [] if number is None else [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
 
 
 def _only_if(number: int | None, argument: int, test: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
