@@ -127,7 +127,7 @@ class Registry:
         """How long a conversation may be in all to be looked through; without a limit where nothing is looked for."""
         return MOST_CHARS if self.enabled else math.inf
 
-    def told_by_names(self, names: Sequence[str]) -> set[Kind]:
+    def kinds_in_names(self, names: Sequence[str]) -> set[Kind]:
         """The kinds of private things in names of tasks and models, which cannot be replaced; none where not enabled."""
         found = [one for name in names for one in self._finder.find(name)] if self.enabled else []
         return {one.kind for one in found} - _NOT_IN_NAMES
