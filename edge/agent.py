@@ -25,9 +25,8 @@ from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.clock import Clock
-from edge.core.concurrency import Stop
+from edge.core.concurrency import ServingPrecedence, Stop
 from edge.core.errors import AdapterError, StateError
-from edge.core.precedence import ServingPrecedence
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.activity import MadeSteps, activity_report

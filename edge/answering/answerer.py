@@ -13,9 +13,8 @@ from edge.budget.access import CloudAccess
 from edge.budget.dial import HelpDial, Setting
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.concurrency import closing
+from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, UsageError
-from edge.core.precedence import ServingPrecedence
 from edge.core.types import FinishReason, Message, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span

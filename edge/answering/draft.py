@@ -11,7 +11,7 @@ from edge.cloud.hints import Cut
 from edge.config.schema import Mode
 from edge.core.errors import Unsupported
 from edge.core.types import BeyondText, DialOverride, LocalResponse, Sampling, ScoredToken
-from edge.privacy.cutting import private_cut
+from edge.privacy.registry import private_cut
 from edge.rpc.client import CloudCompletion
 from edge.state.answer_record import AnswerDelta, AnswerRequest
 from edge.state.events import Source

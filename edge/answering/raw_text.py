@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from edge.core.concurrency import closing
-from edge.core.precedence import ServingPrecedence
+from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.types import Sampling, ScoredToken, TextDelta
 from edge.inference.backend import RawPrompt, RawText, TokenizerInfo
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edge.evaluation.judging import RolloutSettings
     from edge.evaluation.plan import EvalOutcome, EvalPlan
     from edge.inference.backend import InferenceBackend, ModelInfo
-    from edge.routing.calibration import RouterQuality
+    from edge.routing.classifier import RouterQuality
 
 
 _UNNUMBERED = 1
@@ -68,8 +68,7 @@ async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rat
     require_onnx("a router is an ONNX file")
     import numpy as np
 
-    from edge.routing.calibration import calibrate
-    from edge.routing.classifier import export, features
+    from edge.routing.classifier import calibrate, export, features
 
     examples = await _router_examples(config, sink, plan)
     rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
@@ -107,8 +106,8 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
     Raises UsageError or TaskFileError for a source without any.
     """
     from edge.evaluation.evaluate import candidates_of, counted_once
+    from edge.tasks.descriptions import strata_of
     from edge.tasks.registry import open_source
-    from edge.tasks.strata import strata_of
 
     if plan.candidates is not None:
         return list(plan.candidates)

@@ -30,15 +30,13 @@ def build_registry(config: AgentConfig) -> Registry:
 
 def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
     """The settings with hints that this registry cuts."""
-    from edge.privacy.cutting import cutter
-
-    cut = cutter(registry)
-    return replace(settings, rollout=replace(settings.rollout, hint_cut=cut), answers=replace(settings.answers, hint_cut=cut))
+    rollout, answers = replace(settings.rollout, hint_cut=registry.cut), replace(settings.answers, hint_cut=registry.cut)
+    return replace(settings, rollout=rollout, answers=answers)
 
 
 def _terms_of(file: str | None) -> list[str]:
     """The terms of a file, one a line, without comments."""
-    from edge.core.privacy_rules import checked_term
+    from edge.core.limits import checked_term
 
     if file is None:
         return []

@@ -32,7 +32,7 @@ from edge.cli.remote import announcement
 from edge.cli.settings import Settings, layers_line, takes
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
-from edge.core.exits import exit_name, has_crashed
+from edge.core.formatting import exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
 from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.machine import cpu_flags, cpu_name, usable_cores
@@ -262,7 +262,7 @@ def check_engine(config: AgentConfig) -> Finding:
     except EdgeError as error:
         return Finding("engine", "fail", str(error), error.hint)
     if chosen.name == "onnx":
-        from edge.core.onnx_providers import choose_providers
+        from edge.core.engines import choose_providers
 
         try:
             available = importlib.import_module("onnxruntime").get_available_providers()
@@ -271,7 +271,7 @@ def check_engine(config: AgentConfig) -> Finding:
         choice = choose_providers(config.engine.onnx_providers, available)
         advice = "install the onnxruntime package of that provider, or leave it out of engine.onnx_providers"
         hint = advice if choice.missing else ""
-        return Finding("engine", "warn" if hint else "ok", f"{choice.said}; torch trains", hint)
+        return Finding("engine", "warn" if hint else "ok", f"{choice.summary}; torch trains", hint)
     if config.engine.backend == "auto" and apple_silicon() and not installed(ENGINES["mlx"]):
         hint = f"{install_extra('mlx')}, to use this Mac's GPU for learning too"
         return Finding("engine", "warn", "llama.cpp serves, torch trains; MLX is not installed", hint)

@@ -173,7 +173,7 @@ class EgressClient:
         """The label of a task cannot be replaced, since both sides count by it. Raises Withheld for one with something private in it."""
         if rule := self._registry.broken_rule(labels):
             raise Withheld(f"never-send rule {rule} forbids the task's name", hint="give the task another name")
-        if kinds := self._registry.told_by_names(labels):
+        if kinds := self._registry.kinds_in_names(labels):
             raise Withheld(f"the task's name tells a {', a '.join(sorted(kinds))}", hint="give the task another name")
 
     def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:

@@ -26,7 +26,7 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.events import EventSink
-from edge.core.exits import exit_name, has_crashed
+from edge.core.formatting import exit_name, has_crashed
 from edge.state.events import Notice
 
 MAX_SOCKET_PATH = 100

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from edge.core.types import Message
 from edge.dagrpo.composition import local_part
-from edge.privacy.cutting import private_cut
+from edge.privacy.registry import private_cut
 
 Cut = Callable[[str], str]
 """Takes out of a text what is private."""

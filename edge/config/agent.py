@@ -22,34 +22,32 @@ def resolve_agent_config(
     """Defaults < device profile < file < --set < flags. A device profile is a YAML file of the same schema, named by any other layer, or
     found by `pick` where none names one.
 
-    Raises ConfigError with one line; OptionError for what an option says.
+    Raises ConfigError with one line; OptionError for the value of an option.
     """
     files = [file] if file is not None else []
-    resolved = resolve(AgentConfig, files=files, sets=sets, flags=flags, keys_command=KEYS_COMMAND)
+
+    def resolved_with(layers: Sequence[Path], *picked: Flag) -> Resolved[AgentConfig]:
+        return resolve(AgentConfig, files=layers, sets=sets, flags=[*flags, *picked], keys_command=KEYS_COMMAND)
+
+    resolved = resolved_with(files)
     named = resolved.config.device_profile
     if named == NONE:
         return resolved
-    if named is None:
-        return resolved if pick is None else _with_picked(resolved, files, sets, flags, pick(resolved.config))
-    profile = Path(named)
-    if not profile.is_file():
-        raise refusal(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
-    return resolve(AgentConfig, files=[profile, *files], sets=sets, flags=flags, keys_command=KEYS_COMMAND)
-
-
-def _with_picked(
-    resolved: Resolved[AgentConfig], files: Sequence[Path], sets: Sequence[str], flags: Sequence[Flag], found: Pick
-) -> Resolved[AgentConfig]:
-    """With the picked profile as the weakest layer, and why as the origin of its name; without it where the whole does not hold then."""
-    named = Flag("device_profile", None if found.profile is None else str(found.profile), found.why)
-    layers = [*([] if found.profile is None else [found.profile]), *files]
+    if named is not None:
+        profile = Path(named)
+        if not profile.is_file():
+            raise refusal(f"{resolved.origins['device_profile']}: device profile {profile} is not a file")
+        return resolved_with([profile, *files])
+    found = Pick() if pick is None else pick(resolved.config)
     if not found.why:
         return resolved
+    # The picked profile is the weakest layer, and why it was picked the origin of its name; it is left out where the whole does not hold.
     try:
-        return resolve(AgentConfig, files=layers, sets=sets, flags=[*flags, named], keys_command=KEYS_COMMAND)
+        if found.profile is None:
+            return resolved_with(files, Flag("device_profile", None, found.why))
+        return resolved_with([found.profile, *files], Flag("device_profile", str(found.profile), found.why))
     except ConfigError as error:
-        refused = Flag("device_profile", None, f"{NOT_PICKED}: {error}")
-        return resolve(AgentConfig, files=files, sets=sets, flags=[*flags, refused], keys_command=KEYS_COMMAND)
+        return resolved_with(files, Flag("device_profile", None, f"{NOT_PICKED}: {error}"))
 
 
 def agent_config_problems(file: Path, sets: Sequence[str] = ()) -> list[Problem]:

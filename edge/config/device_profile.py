@@ -1,9 +1,9 @@
 """Device profiles: which one is this machine's where nobody has named one, and writing one that was measured.
 
-A profile is a configuration file that says what a device measures and which batch suits it. It is read as any other layer
+A profile is a configuration file with what a device measures and which batch suits it. It is read as any other layer
 (`--device-profile FILE`, or `device_profile` in a file).
 
-Picked is first the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine says it is. A kept
+Picked is first the one that `edge-agent doctor --keep-profile` has measured here, then a known device that the machine is. A kept
 profile of another machine, as in a home folder on a network, is left alone, and so is one that cannot be read: what is picked by itself
 must not keep the agent from starting. A known profile brings nothing but `device` and when to learn, and is picked only where the machine
 leaves no doubt.
@@ -26,7 +26,7 @@ from edge.core.files import write_atomically
 from edge.core.machine import MachineFacts
 
 NONE = "none"
-"""What `device_profile` says where there is to be none."""
+"""The value of `device_profile` for no profile."""
 KEPT_NAME = "device.yaml"
 MEASURED, KNOWN = "picked: measured on this machine", "picked: a known device"
 NOT_PICKED = "not picked"
@@ -44,14 +44,20 @@ class Pick:
     why: str = ""
 
 
-def pick_profile(kept: Sequence[Path], known: Path, facts: Callable[[], MachineFacts]) -> Pick:
-    """The first of the kept files that there is, or the known device of that folder that this machine is."""
-    found = next((file for file in kept if file.is_file()), None)
-    if found is not None:
-        return _kept(found, facts())
-    name = known_device(facts())
-    file = known / f"{name}.yaml"
-    return Pick(file, KNOWN) if name and file.is_file() else Pick()
+def pick_profile(measured: Sequence[Path], known: Path, facts: Callable[[], MachineFacts]) -> Pick:
+    """The first of the `measured` files that there is, or the known device of that folder that this machine is."""
+    here, file = facts(), next((file for file in measured if file.is_file()), None)
+    if file is None:
+        name = known_device(here)
+        profile = known / f"{name}.yaml"
+        return Pick(profile, KNOWN) if name and profile.is_file() else Pick()
+    try:
+        machine = resolve(AgentConfig, files=[file]).config.device.machine
+    except ConfigError as error:
+        return Pick(None, f"{NOT_PICKED}: {error}")
+    if machine and machine != here.fingerprint:
+        return Pick(None, f"{NOT_PICKED}: {file} was measured on another machine ({machine}); this one is {here.fingerprint}")
+    return Pick(file, MEASURED)
 
 
 def known_profiles() -> Path:
@@ -62,16 +68,6 @@ def known_profiles() -> Path:
 def known_device(facts: MachineFacts) -> str:
     """The name of the profile of this kind of machine; "" where there is none."""
     return next((name for name, is_one in _KINDS if is_one(facts)), "")
-
-
-def _kept(file: Path, facts: MachineFacts) -> Pick:
-    try:
-        machine = resolve(AgentConfig, files=[file]).config.device.machine
-    except ConfigError as error:
-        return Pick(None, f"{NOT_PICKED}: {error}")
-    if machine and machine != facts.fingerprint:
-        return Pick(None, f"{NOT_PICKED}: {file} was measured on another machine ({machine}); this one is {facts.fingerprint}")
-    return Pick(file, MEASURED)
 
 
 def _has(memory_gib: int) -> Callable[[MachineFacts], bool]:
@@ -106,7 +102,7 @@ _HEADING = """\
 
 
 def profile_text(device: DeviceConfig, settings: Mapping[str, Mapping[str, Any]], doubt: str = "") -> str:
-    """The file: what was measured, and sections of settings; `doubt` says why the numbers may be wrong.
+    """The file: what was measured, and sections of settings; `doubt`: why the numbers may be wrong.
 
     Raises ValidationError when the settings are none.
     """

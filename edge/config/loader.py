@@ -93,10 +93,8 @@ class Resolved(Generic[ConfigT]):
         return yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def _origin(self, path: KeyPath) -> str:
-        for length in range(len(path), 0, -1):
-            if dotted(path[:length]) in self.origins:
-                return self.origins[dotted(path[:length])]
-        return DEFAULT_ORIGIN
+        above = (dotted(path[:length]) for length in range(len(path), 0, -1))
+        return next((self.origins[key] for key in above if key in self.origins), DEFAULT_ORIGIN)
 
 
 def resolve(
@@ -113,11 +111,23 @@ def resolve(
 
     Raises ConfigError with one line that starts with the place of the offending value; OptionError where that is an option.
     """
+    merged = _Merged(schema)
     try:
-        return _resolved(schema, files, sets, flags, example)
+        layers = [load_yaml(path) for path in files]
+        for layer in layers:
+            check_known_keys(schema, layer)
+            merged.merge(layer)
+        for text in sets:
+            merged.put(*_parse_set(text, example))
+        for flag in flags:
+            merged.put(flag.key, flag.value, flag.name)
+        return merged.validated()
     except ConfigError as error:
-        told = _with_command(error, keys_command) if isinstance(error, UnknownKey) and keys_command else str(error)
-        raise refusal(told, error.hint) from error
+        message = str(error)
+        if isinstance(error, UnknownKey) and keys_command:
+            command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
+            message += f"{' ' if message.endswith('?') else '; '}`{command}` describes what there is"
+        raise refusal(message, error.hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +148,7 @@ class Problem:
 def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Sequence[str] = ()) -> list[Problem]:
     """All that is wrong with the layers, in the order of their lines, where `resolve` raises for the first.
 
-    Of a file that is no YAML only the first problem can be told.
+    Of a file that is no YAML only the first problem is found.
     """
     merged, found = _Merged(schema), list[Problem]()
     for path in files:
@@ -147,16 +157,18 @@ def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Seque
         except ConfigError as error:
             found.append(_named_by(error, str(path)))
             continue
-        found += [
-            Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys((schema,), layer.data, (), layer)
-        ]
+        found += [Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys(schema, layer.data, (), layer)]
         merged.merge(layer)
     for text in sets:
         try:
             merged.put(*_parse_set(text, text))
         except ConfigError as error:
             found.append(_named_by(error, ""))
-    return sorted(dict.fromkeys([*found, *merged.problems()]), key=_where)
+    # Files before options, each by its lines.
+    return sorted(
+        dict.fromkeys([*found, *merged.problems()]),
+        key=lambda problem: (problem.line is None, problem.place.rpartition(":")[0], problem.line or 0),
+    )
 
 
 def _named_by(error: ConfigError, name: str) -> Problem:
@@ -165,36 +177,9 @@ def _named_by(error: ConfigError, name: str) -> Problem:
     return Problem(f"{name}:{line}" if line.isdigit() else name, "", str(error))
 
 
-def _where(problem: Problem) -> tuple[bool, str, int]:
-    """Files before options, each by its lines."""
-    return problem.line is None, problem.place.rpartition(":")[0], problem.line or 0
-
-
-def _with_command(error: UnknownKey, keys_command: str) -> str:
-    command = f"{keys_command} {error.section.removesuffix('[]')}".rstrip()
-    joint = " " if str(error).endswith("?") else "; "
-    return f"{error}{joint}`{command}` describes what there is"
-
-
-def _resolved(
-    schema: type[ConfigT], files: Sequence[Path], sets: Sequence[str], flags: Sequence[Flag], example: str
-) -> Resolved[ConfigT]:
-    layers = [load_yaml(path) for path in files]
-    for layer in layers:
-        check_known_keys(schema, layer)
-    merged = _Merged(schema)
-    for layer in layers:
-        merged.merge(layer)
-    for text in sets:
-        merged.put(*_parse_set(text, example))
-    for flag in flags:
-        merged.put(flag.key, flag.value, flag.name)
-    return merged.validated()
-
-
 def check_known_keys(schema: type[BaseModel], layer: LinedData) -> None:
     """Raise UnknownKey at the first key the schema does not have, with its line and the nearest known name."""
-    for unknown in _unknown_keys((schema,), layer.data, (), layer):
+    for unknown in _unknown_keys(schema, layer.data, (), layer):
         raise unknown
 
 
@@ -223,8 +208,21 @@ class _Merged(Generic[ConfigT]):
         self._data: dict[str, Any] = _defaults(schema)
         self._origins: dict[KeyPath, str] = {}
 
-    def merge(self, layer: LinedData) -> None:
-        self._merge_mapping(self._data, layer.data, (), layer)
+    def merge(self, layer: LinedData, path: KeyPath = ()) -> None:
+        """Put what the layer has below a path over what is there; its nested data becomes a part of the merged data."""
+        target: Any = self._data
+        source: Any = layer.data
+        for part in path:
+            target, source = target[part], source[part]
+        for key, value in source.items():
+            here = (*path, key)
+            if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+                self.merge(layer, here)
+            else:
+                target[key] = value
+                self._note(here, layer.place(here))
+                for inner, _ in leaves(value, here):
+                    self._note(inner, layer.place(inner))
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one dotted key. List elements are addressed by number."""
@@ -254,17 +252,6 @@ class _Merged(Generic[ConfigT]):
             return [self._problem(one) for one in error.errors(include_url=False) if one["type"] != "extra_forbidden"]
         return []
 
-    def _merge_mapping(self, target: dict[str, Any], source: Mapping[str, Any], path: KeyPath, layer: LinedData) -> None:
-        for key, value in source.items():
-            here = (*path, key)
-            if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-                self._merge_mapping(target[key], value, here, layer)
-            else:
-                target[key] = _copied(value)
-                self._note(here, layer.place(here))
-                for inner, _ in leaves(value, here):
-                    self._note(inner, layer.place(inner))
-
     def _note(self, path: KeyPath, origin: str) -> None:
         for known in [known for known in self._origins if known[: len(path)] == path]:
             del self._origins[known]
@@ -273,16 +260,14 @@ class _Merged(Generic[ConfigT]):
     def _problem(self, error: ErrorDetails) -> Problem:
         path = tuple(part for part in error["loc"] if not (isinstance(part, str) and "[" in part))
         cause = error.get("ctx", {}).get("error")
-        place = self._nearest_origin((*path, *cause.path) if isinstance(cause, ValueAt) else path)
+        at: KeyPath = (*path, *cause.path) if isinstance(cause, ValueAt) else path
+        above = (at[:length] for length in range(len(at), 0, -1))
+        below = (known for known in self._origins if known[: len(at)] == at)
+        nearest = next((known for known in (*above, *below) if known in self._origins), None)
+        place = "" if nearest is None else self._origins[nearest]
         complaint = _complaint(error, type_at(self._schema, dotted(path)))
         text = f"{dotted(path)} {complaint}" if path else complaint
         return Problem(place, dotted(path), f"{place}: {text}" if place else text)
-
-    def _nearest_origin(self, path: KeyPath) -> str:
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._origins:
-                return self._origins[path[:length]]
-        return next((origin for known, origin in self._origins.items() if known[: len(path)] == path), "")
 
 
 _SCALARS = {
@@ -297,45 +282,38 @@ _SECTIONS = frozenset({"model_type", "dict_type", "mapping_type"})
 _LISTS = frozenset({"tuple_type", "list_type"})
 
 
+_COMPLAINTS = {
+    "greater_than_equal": "must be at least {ge}, not {value!r}",
+    "greater_than": "must be greater than {gt}, not {value!r}",
+    "less_than_equal": "must be at most {le}, not {value!r}",
+    "less_than": "must be less than {lt}, not {value!r}",
+    "literal_error": "must be {expected}, not {value!r}",
+    "enum": "must be {expected}, not {value!r}",
+    "string_too_short": "must have a length of at least {min_length}, not {length}",
+    "string_too_long": "must have a length of at most {max_length}, not {length}",
+    "too_short": "must have at least {elements}, not {actual_length}",
+    "string_pattern_mismatch": "must match {pattern}, not {value!r}",
+    "missing": "is required",
+    "value_error": "{error}",
+}
+
+
 def _complaint(error: ErrorDetails, wanted: str) -> str:
     """What is wrong with a value, to stand after its key; `wanted` is its type in the reference's words."""
-    value, context = error["input"], error.get("ctx", {})
-    match error["type"]:
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}, not {value!r}"
-        case "greater_than":
-            return f"must be greater than {context['gt']}, not {value!r}"
-        case "less_than_equal":
-            return f"must be at most {context['le']}, not {value!r}"
-        case "less_than":
-            return f"must be less than {context['lt']}, not {value!r}"
-        case "literal_error" | "enum":
-            return f"must be {context['expected']}, not {value!r}"
-        case "string_too_short":
-            return f"must have a length of at least {context['min_length']}, not {len(value)}"
-        case "string_too_long":
-            return f"must have a length of at most {context['max_length']}, not {len(value)}"
-        case "too_short":
-            return f"must have at least {counted(context['min_length'], 'element')}, not {context['actual_length']}"
-        case "string_pattern_mismatch":
-            return f"must match {context['pattern']}, not {value!r}"
-        case "missing":
-            return "is required"
-        case "value_error":
-            return str(context["error"])
-    return f"must be {_expected(error, wanted)}, not {value!r}"
-
-
-def _expected(error: ErrorDetails, wanted: str) -> str:
-    kind = error["type"]
-    if kind in _LISTS:
-        return f"a {wanted}" if wanted.startswith("list") else "a list"
-    if kind in _SECTIONS:
-        return wanted if wanted.endswith("by name") and " or " not in wanted else "a section of keys"
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind in _COMPLAINTS:
+        length, elements = len(value) if isinstance(value, str) else 0, counted(context.get("min_length", 0), "element")
+        return _COMPLAINTS[kind].format(**context, value=value, length=length, elements=elements)
     scalar, _, trouble = kind.partition("_")
-    if scalar in _SCALARS and trouble in _UNREADABLE:
-        return _SCALARS[scalar]
-    return error["msg"].removeprefix("Input should be ")
+    if kind in _LISTS:
+        expected = f"a {wanted}" if wanted.startswith("list") else "a list"
+    elif kind in _SECTIONS:
+        expected = wanted if wanted.endswith("by name") and " or " not in wanted else "a section of keys"
+    elif scalar in _SCALARS and trouble in _UNREADABLE:
+        expected = _SCALARS[scalar]
+    else:
+        expected = error["msg"].removeprefix("Input should be ")
+    return f"must be {expected}, not {value!r}"
 
 
 def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
@@ -346,51 +324,42 @@ def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
     return key.strip(), parse_value(value, origin), origin
 
 
-def _unknown_keys(
-    schemas: Sequence[type[BaseModel]], data: Mapping[Any, Any], path: KeyPath, layer: LinedData, section: str = ""
-) -> Iterator[UnknownKey]:
-    fields = {name: info for schema in schemas for name, info in schema.model_fields.items()}
-    for key, value in data.items():
-        here = (*path, key)
-        if key not in fields:
-            yield UnknownKey(layer.place(here), dotted(here), _suggestion(str(key), fields), section)
-        else:
-            yield from _unknown_below(fields[key].annotation, value, here, layer, f"{section}.{key}" if section else key)
+def _unknown_keys(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str = "") -> Iterator[UnknownKey]:
+    """Every key of a value, and of what is in it, that its type does not have."""
+    members = list(_members(annotation))
+    models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+    element = next(filter(None, map(_element_of, members)), None)
+    if isinstance(value, Mapping) and models:
+        fields = {name: info for model in models for name, info in model.model_fields.items()}
+        for key, inner in value.items():
+            here = (*path, key)
+            if key in fields:
+                yield from _unknown_keys(fields[key].annotation, inner, here, layer, f"{section}.{key}" if section else key)
+            else:
+                yield UnknownKey(layer.place(here), dotted(here), _suggestion(str(key), fields), section)
+    elif isinstance(value, Mapping | list) and element:
+        inside, name = (value.items(), ".NAME") if isinstance(value, Mapping) else (enumerate(value), "[]")
+        for key, inner in inside:
+            yield from _unknown_keys(element, inner, (*path, key), layer, section + name)
 
 
-def _unknown_below(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str) -> Iterator[UnknownKey]:
-    if isinstance(value, Mapping):
-        if schemas := list(_models_of(annotation)):
-            yield from _unknown_keys(schemas, value, path, layer, section)
-        elif element := _element_of(annotation):
-            for key, inner in value.items():
-                yield from _unknown_below(element, inner, (*path, key), layer, f"{section}.NAME")
-    elif isinstance(value, list) and (element := _element_of(annotation)):
-        for index, inner in enumerate(value):
-            yield from _unknown_below(element, inner, (*path, index), layer, f"{section}[]")
-
-
-def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models an annotation stands for: itself or the members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+def _members(annotation: Any) -> Iterator[Any]:
+    """What an annotation stands for: itself, or the members of a union."""
+    if hasattr(annotation, "__metadata__"):
+        yield from _members(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
         for member in get_args(annotation):
-            yield from _models_of(member)
-    elif hasattr(annotation, "__metadata__"):
-        yield from _models_of(get_args(annotation)[0])
+            yield from _members(member)
+    else:
+        yield annotation
 
 
 def _element_of(annotation: Any) -> Any:
     """The element type of a list, tuple or mapping annotation, or None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return next((found for member in arguments if (found := _element_of(member))), None)
     if origin in (list, tuple) and arguments:
         return arguments[0]
-    if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2:
-        return arguments[1]
-    return None
+    return arguments[1] if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2 else None
 
 
 def _suggestion(key: str, known: Mapping[str, Any]) -> str:
@@ -417,14 +386,6 @@ def _plain(value: Any) -> Any:
         return [_plain(element) for element in value]
     if isinstance(value, Mapping):
         return {key: _plain(element) for key, element in value.items()}
-    return value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_copied(element) for element in value]
     return value
 
 

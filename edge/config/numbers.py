@@ -1,7 +1,7 @@
 """The numbers of a section and where each comes from.
 
 A path names a number as `memory_mib` or `speeds/1.5B-Q4_K_M/decode/4`: an element of a list goes by its `model` or its `rows`. A source
-is said of a path or of the beginning of several; the longest beginning that fits a number holds for it.
+is given for a path or for the beginning of several; the longest beginning that fits a number holds for it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ def numbers(section: BaseModel) -> Iterator[tuple[str, float]]:
 
 
 def check_sources(section: BaseModel, named: Iterable[str]) -> None:
-    """Raise ValueError where a source is said of no number of the section, or two are said of the same."""
+    """Raise ValueError where a source is given for no number of the section, or two for the same."""
     paths, seen = [path for path, _ in numbers(section)], set[str]()
     for of in named:
         if of in seen:
             raise ValueError(f"sources has {of} twice")
-        if not any(_fits(path, of) for path in paths):
+        if not any(path == of or path.startswith(f"{of}/") for path in paths):
             raise ValueError(f"sources has {of}, but there is no such number")
         seen.add(of)
-
-
-def _fits(path: str, of: str) -> bool:
-    return path == of or path.startswith(f"{of}/")
 
 
 def _numbers(data: Any, path: str) -> Iterator[tuple[str, float]]:
@@ -41,16 +37,9 @@ def _numbers(data: Any, path: str) -> Iterator[tuple[str, float]]:
                 yield from _numbers(value, f"{path}/{key}" if path else key)
     elif isinstance(data, Sequence) and not isinstance(data, str):
         for element in data:
-            if isinstance(element, Mapping):
-                yield from _element(element, path)
+            name = next((element[key] for key in _NAMES if key in element), None) if isinstance(element, Mapping) else None
+            if name is not None:
+                values = {key: value for key, value in element.items() if key not in _NAMES}
+                yield from _numbers(values["tokens_per_s"] if set(values) == {"tokens_per_s"} else values, f"{path}/{name}")
     elif isinstance(data, (int, float)) and not isinstance(data, bool):
         yield path, data
-
-
-def _element(element: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    name = next((str(element[key]) for key in _NAMES if key in element), None)
-    if name is None:
-        return
-    values = {key: value for key, value in element.items() if key not in _NAMES}
-    below = values["tokens_per_s"] if set(values) == {"tokens_per_s"} else values
-    yield from _numbers(below, f"{path}/{name}")

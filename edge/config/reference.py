@@ -41,8 +41,8 @@ Row = tuple[str, Any, str]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key, or a section of them. `bounds` are named as in JSON Schema; `about` is what a section says of several keys together: its
-    docstring after the first paragraph.
+    """One key, or a section of them. `bounds` are named as in JSON Schema; `about` is what holds for several keys of a section
+    together: its docstring after the first paragraph.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Key:
 
     @property
     def is_section(self) -> bool:
-        """Whether it is one section, with nothing to say of itself but whether it is there."""
+        """Whether it is one section, which is only there or not."""
         return self.type == "section"
 
     @property
@@ -99,7 +99,10 @@ def keys_under(keys: Sequence[Key], prefix: str) -> tuple[Key, ...]:
     """
     wanted = _parts(prefix)
     found = tuple(key for key in keys if _agree(_parts(key.path), wanted))
-    found = found or tuple(key for key in keys if _begins_with(_parts(key.path), wanted))
+    if not found:
+        *above, last = wanted or ("",)
+        same_depth = ((key, _parts(key.path)) for key in keys if len(_parts(key.path)) == len(wanted))
+        found = tuple(key for key, path in same_depth if _agree(path, above) and path[-1].startswith(last))
     if not found:
         raise UsageError(f"there is no key {prefix}", hint=_near_text(keys, prefix))
     return found
@@ -115,23 +118,24 @@ def rows_under(rows: Sequence[Row], keys: Sequence[Key], prefix: str) -> list[Ro
 
 
 def type_at(schema: type[BaseModel], path: str) -> str:
-    """What type the key at a path has, as `text_of` tells it ("list of texts"); "" where there is no such key."""
+    """What type the key at a path has, as `text_of` shows it ("list of texts"); "" where there is no such key."""
     wanted = _parts(path)
-    return next(
-        (key.type for key in keys_of(schema) if len(_parts(key.path)) == len(wanted) and _agree(_parts(key.path), wanted)), ""
-    )
+    at_depth = (key for key in keys_of(schema) if len(_parts(key.path)) == len(wanted))
+    return next((key.type for key in at_depth if _agree(_parts(key.path), wanted)), "")
 
 
 def text_of(keys: Sequence[Key]) -> str:
-    """The keys for people, at most WIDTH columns wide; what is said about several sections alike is said at the first."""
-    told: set[str] = set()
-    lines: list[str] = []
+    """The keys for people, at most WIDTH columns wide; what holds for several sections alike stands at the first."""
+    shown, lines = set[str](), list[str]()
     before: Key | None = None
     for key in keys:
-        if before is not None and _is_apart(key, before):
+        # An empty line where a section begins, or has ended.
+        if before is not None and (key.has_keys or (key.parent != before.parent and not before.has_keys)):
             lines.append("")
-        lines += _block(key, "" if key.about in told else key.about)
-        told.add(key.about)
+        lines += textwrap.wrap(f"{key.path}: {terms(key)}", WIDTH, subsequent_indent=INDENT, break_long_words=False)
+        for paragraph in (key.description, *("" if key.about in shown else key.about).split("\n\n")):
+            lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        shown.add(key.about)
         before = key
     return "\n".join(lines)
 
@@ -166,7 +170,7 @@ def _keys_below(node: Node, definitions: Node, path: str) -> Iterator[Key]:
 
 
 def _resolved(raw: Node, definitions: Node) -> tuple[Node, bool, str]:
-    """What a value is, whether it may be null as well, and what its section (or that of its elements) says about itself."""
+    """What a value is, whether it may be null as well, and what the docstring of its section, or of that of its elements."""
     others = [each for each in raw.get("anyOf", ()) if each.get("type") != "null"]
     node, nullable = others[0] if len(others) == 1 else raw, len(others) < len(raw.get("anyOf", ()))
     if "$ref" in node:
@@ -199,18 +203,6 @@ def _choices(node: Node) -> tuple[str, ...]:
     if "items" in node:
         return _choices(node["items"])
     return tuple(map(str, node.get("enum", (node["const"],) if "const" in node else ())))
-
-
-def _is_apart(key: Key, before: Key) -> bool:
-    """Whether an empty line belongs between two keys: a section begins, or one has ended."""
-    return key.has_keys or (key.parent != before.parent and not before.has_keys)
-
-
-def _block(key: Key, about: str) -> list[str]:
-    lines = textwrap.wrap(f"{key.path}: {terms(key)}", WIDTH, subsequent_indent=INDENT, break_long_words=False)
-    for paragraph in (key.description, *about.split("\n\n")):
-        lines += textwrap.wrap(" ".join(paragraph.split()), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
-    return lines
 
 
 def terms(key: Key) -> str:
@@ -258,16 +250,10 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _agree(path: Sequence[str], wanted: Sequence[str]) -> bool:
-    return len(path) >= len(wanted) and all(map(_is_same, path, wanted))
-
-
-def _begins_with(path: Sequence[str], wanted: Sequence[str]) -> bool:
-    *above, last = wanted or ("",)
-    return len(path) == len(wanted) and _agree(path, above) and path[-1].startswith(last)
-
-
-def _is_same(part: str, wanted: str) -> bool:
-    return part in (ANY_NAME, wanted) or (part == ANY_ELEMENT and wanted.isdigit())
+    """Whether a key's path is what is wanted, or below it."""
+    return len(path) >= len(wanted) and all(
+        part in (ANY_NAME, want) or (part == ANY_ELEMENT and want.isdigit()) for part, want in zip(path, wanted, strict=False)
+    )
 
 
 def _near_text(keys: Sequence[Key], prefix: str) -> str:
@@ -320,34 +306,23 @@ _HEAD = """\
 def starter_text(keys: Sequence[Key]) -> str:
     """The file's text. Raises KeyError when one of the first keys is not among `keys`."""
     by_path = {key.path: key for key in keys}
-    lines, open_sections = list[str](), list[str]()
+    lines, before = list[str](), list[str]()
     for path in FIRST_KEYS:
         *sections, name = path.split(".")
-        lines += [""] if not sections or sections[:1] != open_sections[:1] else []
-        lines += _headers(by_path, sections, open_sections)
-        lines += _entry(by_path[path], name, "  " * len(sections))
-        open_sections = sections
+        lines += [""] if not sections or sections[:1] != before[:1] else []
+        for depth, section in enumerate(sections):
+            if before[: depth + 1] != sections[: depth + 1]:
+                indent = "  " * depth
+                lines += _comment(by_path[".".join(sections[: depth + 1])].description, indent)
+                lines.append(f"{indent}{section}:")
+        key, indent = by_path[path], "  " * len(sections)
+        lines += _comment(f"{key.description} ({terms(key)})", indent)
+        # A text as it is where YAML reads it so, everything else as JSON, which YAML reads, too.
+        is_plain = isinstance(key.default, str) and key.default.replace("-", "").replace("_", "").isalpha()
+        lines.append(f"{indent}{name}: {key.default if is_plain else json.dumps(key.default, ensure_ascii=False)}")
+        before = sections
     return _HEAD + "\n".join(lines) + "\n"
-
-
-def _headers(by_path: dict[str, Key], sections: Sequence[str], before: Sequence[str]) -> Iterator[str]:
-    for depth, section in enumerate(sections):
-        if list(before[: depth + 1]) != list(sections[: depth + 1]):
-            indent = "  " * depth
-            yield from _comment(by_path[".".join(sections[: depth + 1])].description, indent)
-            yield f"{indent}{section}:"
-
-
-def _entry(key: Key, name: str, indent: str) -> Iterator[str]:
-    yield from _comment(f"{key.description} ({terms(key)})", indent)
-    yield f"{indent}{name}: {_value(key.default)}"
 
 
 def _comment(text: str, indent: str) -> list[str]:
     return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-
-
-def _value(default: Any) -> str:
-    """A text as it is where YAML reads it so, everything else as JSON, which YAML reads, too."""
-    plain = isinstance(default, str) and default.replace("-", "").replace("_", "").isalpha()
-    return str(default) if plain else json.dumps(default, ensure_ascii=False)

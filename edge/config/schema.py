@@ -1,6 +1,6 @@
 """The agent's configuration as data.
 
-All models are frozen and refuse unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
+All models are frozen and reject unknown keys. Units are in the names (`_s` seconds, `_uusd` micro-USD, `_tokens`). A default that is
 a decision of the paper or of DECISIONS.md is written here and nowhere else.
 """
 
@@ -14,8 +14,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from edge.config.numbers import check_sources
 from edge.config.secret_refs import require_one_reference
 from edge.core.engines import ENGINES
-from edge.core.limits import LARGEST_ALPHA, LARGEST_SEED, MOST_LAYERS, MOST_STEPS, MOST_THREADS, MOST_TOKENS
-from edge.core.privacy_rules import checked_rule, checked_term
+from edge.core.limits import (
+    LARGEST_ALPHA,
+    LARGEST_SEED,
+    MOST_LAYERS,
+    MOST_STEPS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    checked_rule,
+    checked_term,
+)
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.prompts import MOST_PRICE, price_line
 
@@ -27,7 +35,7 @@ def _share(value: float) -> float:
 
 
 def _in_cents(value: float) -> float:
-    """A price that a prompt can tell."""
+    """A price that a prompt can state."""
     price_line(value, "full")
     return value
 
@@ -61,7 +69,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9_.-]{1,253}(:[0-9]{1,5})?|https?://\[[
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
@@ -126,15 +134,9 @@ class AdapterConfig(Section):
     alpha: float = Field(32.0, gt=0, le=LARGEST_ALPHA, description="Scale of the adapter; what counts is alpha / rank.")
     targets: tuple[LoraTarget, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
         description="Layers that get an adapter, at least one.",
     )
-
-    @field_validator("targets")
-    @classmethod
-    def _some_target(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
-        if not targets:
-            raise ValueError("needs at least one layer name")
-        return targets
 
 
 class WhenConfig(Section):
@@ -207,7 +209,7 @@ class LearningConfig(Section):
     )
     unanimous_calls: Literal["make", "skip"] = Field(
         "make",
-        description="Where all G responses ask, the call moves no weight but tells if it was right: make it (the paper) or skip it.",
+        description="Where all G responses ask, the call moves no weight but reports if it was right: make it (the paper) or skip it.",
     )
     importance_cap: Positive = Field(
         2.0, description="Most that a token's importance weight (trainer's probability over the sampler's) counts."
@@ -246,10 +248,10 @@ class LearningConfig(Section):
     )
     price_levels: list[Price] = Field(
         [],
-        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt tells one of them, which is its λ ([]: none does).",
+        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
     )
     price: Price | None = Field(
-        None, description="Price of help that prompts of evaluations tell (null: the middle one of price_levels, if any)."
+        None, description="Price of help that prompts of evaluations state (null: the middle one of price_levels, if any)."
     )
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
@@ -261,27 +263,21 @@ class LearningConfig(Section):
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
     @model_validator(mode="after")
-    def _first_dual_below_its_ceiling(self) -> LearningConfig:
+    def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_beyond_the_paper(self) -> LearningConfig:
         if len(set(self.price_levels)) < len(self.price_levels):
             raise ValueError("price_levels names a price twice")
-        given = {"price_levels": bool(self.price_levels), "cloud_samples on": self.cloud_samples == "on"}
-        named = next((name for name, used in given.items() if used), "")
+        beyond_the_paper = {
+            "price_levels": bool(self.price_levels),
+            "cloud_samples on": self.cloud_samples == "on",
+            f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
+        }
+        named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":
             raise ValueError(f"{named} is of method da-grpo, not {self.method}")
         if self.cloud_samples == "on" and self.advantage_scale != "none":
             raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
-        return self
-
-    @model_validator(mode="after")
-    def _what_belongs_to_a_method(self) -> LearningConfig:
-        if self.advantage_scale != "none" and self.method != "da-grpo":
-            raise ValueError(f"advantage_scale {self.advantage_scale} is of method da-grpo, not {self.method}")
         if (self.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
             raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
         return self
@@ -303,11 +299,11 @@ class UseConfig(Section):
     )
     share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
     passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
-    target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator says it for.")
+    target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator has one for.")
 
 
 class GateConfig(Section):
-    """The promotion gate: a step's adapter serves only after stored items of every task learned so far (anchors) and the rate were tested.
+    """The promotion gate: a step's adapter is promoted only after a test of stored items of every task so far (anchors) and of the rate.
 
     Anchors are answered without the cloud.
     """
@@ -325,8 +321,8 @@ class GateConfig(Section):
         0.15, description="How far the share that asks may lie from τ; further only where it is no further away than before."
     )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is the share that asks.")
-    max_refusals: int = Field(5, ge=1, description="So many refusals in a row take training back to the adapter in use.")
-    keep: int = Field(3, ge=1, description="Versions that have served and stay on disk, to go back to.")
+    max_refusals: int = Field(5, ge=1, description="So many rejected adapters in a row take training back to the adapter in use.")
+    keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
     recheck_every: int | None = Field(
         20,
         ge=1,
@@ -398,7 +394,7 @@ class EmbeddedCoordinatorConfig(Section):
     )
     api_key: str | None = Field(
         None,
-        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: api_key_env says, or no key is sent).",
+        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: see api_key_env, or no key is sent).",
     )
     api_key_env: str | None = Field(
         None, description="Name of the environment variable with the API key: short for api_key env:NAME (null: see api_key)."
@@ -447,7 +443,7 @@ class CoordinatorTlsConfig(Section):
     """Certificates for speaking to a coordinator, as PEM files."""
 
     ca: str = Field(description="PEM file with the authority of the coordinator's certificate.")
-    cert: str | None = Field(None, description="PEM file with the certificate to show (null: none; a token tells who calls).")
+    cert: str | None = Field(None, description="PEM file with the certificate to show (null: none; a token names the caller).")
     key: str | None = Field(None, description="PEM file with the key of cert; given where cert is.")
     server_name: str | None = Field(
         None, description="The name in the coordinator's certificate, where it is not the host of the address (null: it is)."
@@ -464,7 +460,7 @@ class CoordinatorConfig(Section):
     """Where the cloud is asked, and how.
 
     Another machine is spoken to over `tls`, and the certificate or the token names the device. Of an attempt that goes along (`hint_chars`)
-    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` tells whether hints pay.
+    what `privacy` knows is left out, and every number of more than 8 digits; `edge-agent hints measure` shows whether hints pay.
     """
 
     address: str | None = Field(
@@ -566,7 +562,7 @@ class ProgramsConfig(Section):
     memory_mib: int = Field(512, ge=128, description="Address space of a program, in MiB.")
 
     @model_validator(mode="after")
-    def _none_is_said_twice(self) -> ProgramsConfig:
+    def _none_needs_unsafe(self) -> ProgramsConfig:
         if self.sandbox == "none" and not self.unsafe:
             raise ValueError("sandbox none runs programs with your rights; it needs unsafe: true (--unsafe-programs)")
         return self
@@ -630,7 +626,7 @@ class PrivacyConfig(Section):
         description="Country, as DE, whose telephone numbers are known without a prefix (null: the system's).",
     )
     keep_days: int = Field(
-        365, ge=1, description="Days that an entry of the outbox is kept; what was dropped is counted and told."
+        365, ge=1, description="Days that an entry of the outbox is kept; what was dropped is counted and reported."
     )
     keep_entries: int = Field(100_000, ge=1, description="Most entries of the outbox; the oldest go first.")
 
@@ -691,7 +687,7 @@ class DeviceConfig(Section):
     """What was measured on this machine, or is known of a kind of machine; the part of a device profile that `edge-agent doctor
     --write-profile` fills in.
 
-    Nothing here changes what the agent does: with bandwidth and both speeds, reports tell how many times the least possible time a step
+    Nothing here changes what the agent does: with bandwidth and both speeds, reports show how many times the least possible time a step
     took. What is null, or an empty list, was not measured; G is 10^9.
     """
 
@@ -714,7 +710,7 @@ class DeviceConfig(Section):
     model: str = Field("", description="The model that the engine's numbers were taken with.")
     prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
     decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
-    machine: str = Field("", description="What the machine told of itself; a profile of another one is not picked by itself.")
+    machine: str = Field("", description="What the machine reported of itself; a profile of another one is not picked by itself.")
     processor: Literal["", "cpu", "cpu-phone", "cuda", "cuda-shared", "metal"] = Field(
         "", description="What the model is computed on; cuda-shared is a GPU that shares the machine's memory, as a Jetson's."
     )
@@ -764,7 +760,7 @@ class AgentConfig(Section):
     adapter: AdapterConfig = Field(AdapterConfig(), description="The LoRA adapter.")
     learning: LearningConfig = Field(LearningConfig(), description="DA-GRPO, the learning.")
     use: UseConfig = Field(UseConfig(), description="Learning from one's own use, in run.")
-    gate: GateConfig = Field(GateConfig(), description="When an adapter that was learned may serve.")
+    gate: GateConfig = Field(GateConfig(), description="When a learned adapter is promoted.")
     routing: RoutingConfig = Field(
         RoutingConfig(), description="Who decides, in learning and evaluation, that a response is handed to the cloud."
     )

@@ -22,7 +22,7 @@ class SecretRef:
 
 
 def parse_secret_ref(text: str) -> SecretRef:
-    """The reference a person wrote. Raises ValueError that says how to write one and never repeats what was written."""
+    """The reference a person wrote. Raises ValueError with how to write one and never repeats what was written."""
     kind, _, rest = text.partition(":")
     if kind == "env" and _ENV_NAME.fullmatch(rest):
         return SecretRef(env=rest)

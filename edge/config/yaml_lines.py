@@ -1,6 +1,6 @@
 """YAML with the line number of each value.
 
-Refuses what silently loses data (duplicate keys, keys that are not text, several documents) and what no configuration needs but keeps a
+Rejects what silently loses data (duplicate keys, keys that are not text, several documents) and what no configuration needs but keeps a
 reader busy without end: aliases, and files over MOST_BYTES.
 """
 
@@ -29,10 +29,8 @@ class LinedData:
 
     def place(self, path: KeyPath) -> str:
         """`file.yaml:12` of the path or its nearest known parent; just the name where no line is known."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.lines:
-                return f"{self.name}:{self.lines[path[:length]]}"
-        return self.name
+        above = (path[:length] for length in range(len(path), 0, -1))
+        return next((f"{self.name}:{self.lines[known]}" for known in above if known in self.lines), self.name)
 
 
 def load_yaml(path: Path) -> LinedData:
@@ -63,7 +61,9 @@ def parse_yaml(text: str, name: str) -> LinedData:
         reader = _Reader(loader, name)
         data = reader.read(node, ())
     except yaml.YAMLError as error:
-        raise ConfigError(_yaml_problem(name, error)) from error
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{name}:{mark.line + 1}: {problem}" if mark else f"{name}: {problem}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply") from error
     except (ValueError, OverflowError) as error:  # an escape in a text that stands for no character
@@ -81,7 +81,7 @@ def parse_value(text: str, name: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more values than there is memory."""
+    """Rejects aliases: a few lines of them stand for more values than there is memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node. Raises ComposerError at an alias."""
@@ -124,9 +124,3 @@ class _Reader:
             self.lines[(*path, key)] = line
             mapping[key] = self.read(value_node, (*path, key))
         return mapping
-
-
-def _yaml_problem(name: str, error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{name}:{mark.line + 1}: {problem}" if mark else f"{name}: {problem}"

@@ -36,7 +36,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and the simulator."""
+    """A clock that moves only by `advance`; for tests and the simulator."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start

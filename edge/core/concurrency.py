@@ -1,11 +1,14 @@
-"""Small pieces of structured concurrency: many awaitables at once, streams closed in time, a stop at a safe point."""
+"""Small pieces of structured concurrency: many awaitables at once, streams closed in time, a stop at a safe point, people first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+
+from edge.core.clock import Clock
 
 T = TypeVar("T")
 
@@ -16,14 +19,11 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as group:
-        raise _first(group) from group
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
     return [task.result() for task in running]
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager
@@ -68,3 +68,43 @@ class Stop:
                 await asyncio.wait({task})
         if not task.cancelled():
             task.result()
+
+
+class ServingPrecedence:
+    """Counts answers under way and lets learning wait until there is none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def busy(self) -> bool:
+        """Somebody is being served."""
+        return self._active > 0
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last answer ended; without end where nobody was answered yet."""
+        if self.busy:
+            return 0.0
+        return math.inf if self._last is None else self._clock.monotonic() - self._last
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """While this is held, somebody is served."""
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self._last = self._clock.monotonic()
+            if self._active == 0:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until nobody is served."""
+        await self._idle.wait()

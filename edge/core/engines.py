@@ -1,8 +1,11 @@
-"""The table of engines: what each reads, needs and can do. docs/extending.md shows what a new one takes besides its row."""
+"""The table of engines: what each reads, needs and can do; and which ONNX execution providers to run on.
+
+docs/extending.md shows what a new engine takes besides its row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +16,7 @@ TORCH_LEARNER = "edge.app.openers:torch_learner"
 class EngineInfo:
     """One engine.
 
-    `name` is the value of engine.backend and `title` the name for people; `about` says who serves and who trains. `distribution` is the
+    `name` is the value of engine.backend and `title` the name for people; `about` states who serves and who trains. `distribution` is the
     package whose version the doctor shows, `extra` the part of pyproject.toml that brings it, `packages` what must be importable before the
     engine is chosen. `open_backend` and `open_learner` name functions ("module:function") with the signatures of edge/app/openers.py.
 
@@ -88,3 +91,39 @@ ENGINES: Mapping[str, EngineInfo] = {
 def engine_named(backend: str) -> EngineInfo:
     """The engine behind a value of engine.backend; of `auto` the one that reads GGUF files anywhere."""
     return ENGINES["llamacpp" if backend == "auto" else backend]
+
+
+CPU = "CPUExecutionProvider"
+_SUFFIX = "ExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderChoice:
+    """`used` in order of preference, the CPU always last; `missing` were wished for and are not there."""
+
+    used: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """The choice in one line."""
+        used = " then ".join(name.removesuffix(_SUFFIX) for name in self.used)
+        if not self.missing:
+            return f"ONNX runs on {used}"
+        return f"ONNX runs on {used}; not available here: {', '.join(name.removesuffix(_SUFFIX) for name in self.missing)}"
+
+
+def choose_providers(preferred: Sequence[str], available: Sequence[str]) -> ProviderChoice:
+    """The preferred providers that are available, then the CPU.
+
+    Names with or without `ExecutionProvider` at the end (`CUDA`, `CoreML`, `TensorRT`), upper and lower case aside.
+    """
+    known = {name.lower().removesuffix(_SUFFIX.lower()): name for name in available}
+    used, missing = list[str](), list[str]()
+    for wish in preferred:
+        name = known.get(wish.lower().removesuffix(_SUFFIX.lower()))
+        if name is None:
+            missing.append(wish)
+        elif name not in used and name != CPU:
+            used.append(name)
+    return ProviderChoice((*used, CPU), tuple(missing))

@@ -10,7 +10,7 @@ EdgeError                       one line for a person, `hint` says what to do ne
 ├── AdapterError                an adapter that cannot be loaded or does not fit
 ├── TaskFileError               a task file with a bad line
 ├── StateError                  state folder locked, damaged or from another version
-├── TooFewAnswers               a question about the past that too few answers can tell of
+├── TooFewAnswers               a question about the past that too few answers exist for
 └── CoordinatorError            a coordinator's refusal or failure; `retry_after_s` where known
     ├── BudgetExhausted         which budget is gone (answer locally)
     ├── RateLimited             too many requests now
@@ -94,7 +94,7 @@ class StateError(EdgeError):
 
 
 class TooFewAnswers(EdgeError):
-    """What is asked about recorded answers cannot be told from so few."""
+    """Too few recorded answers for what is asked."""
 
 
 class CoordinatorError(EdgeError):
@@ -155,7 +155,7 @@ class CallInProgress(CoordinatorError):
 
 
 class CallCancelled(CoordinatorError):
-    """The call was cancelled by its device while this caller waited; GetCall tells what became of it."""
+    """The call was cancelled by its device while this caller waited; GetCall returns what became of it."""
 
     reason = "CALL_CANCELLED"
 

@@ -1,4 +1,4 @@
-"""Typed events and where they go. Anything that is counted or plotted is an event; logs only tell.
+"""Typed events and where they go. Anything that is counted or plotted is an event; logs are text for people.
 
 Events are frozen dataclasses with a `kind`; sinks receive them. A sink must not raise for a well-formed event and must not block
 for long: it is called from the event loop.

@@ -1,8 +1,9 @@
-"""How numbers, names and texts from elsewhere are shown to people."""
+"""How numbers, names, texts from elsewhere and exit codes are shown to people."""
 
 from __future__ import annotations
 
 import re
+import signal
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -52,8 +53,25 @@ STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 def visible(text: str) -> str:
     """The text with escapes in place of characters that would steer the terminal; `\\r\\n` is a line end."""
-    return STEERING.sub(lambda found: _escape(ord(found[0])), text.replace("\r\n", "\n"))
+
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+    return STEERING.sub(escape, text.replace("\r\n", "\n"))
 
 
-def _escape(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+_CRASHES = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")
+
+
+def exit_name(code: int) -> str:
+    """The signal that ended it, else the code."""
+    try:
+        return signal.Signals(-code).name if code < 0 else str(code)
+    except ValueError:
+        return str(code)
+
+
+def has_crashed(code: int) -> bool:
+    """Whether it ended by a fault of its own program, which comes again when it is started again."""
+    return exit_name(code) in _CRASHES

@@ -2,7 +2,7 @@
 
 No weights are read and no package is needed. Arrays are counted, and kept only when asked for: a vocabulary of 150,000 tokens is skipped in
 a fraction of a second. Every way in which a file can be unusable ends in ModelFileError with one line that names the file. llama.cpp
-checks the numbers of a model by assertions that end the process, and loops over them cost what they say; so they are checked before.
+checks the numbers of a model by assertions that end the process, and loops over them as often as they state; so they are checked before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +30,7 @@ _LONGEST_TEXT = 1 << 26
 _READ_OVER = 4096
 """Bytes up to which reading is faster than seeking."""
 _ALIGNMENT = 32
-"""Bytes, where a file does not tell."""
+"""Bytes, where a file does not state it."""
 _LARGEST_ALIGNMENT = 1 << 20
 _MOST_WEIGHTS = 1 << 63
 BLOCKS: Mapping[int, tuple[int, int]] = {
@@ -69,7 +70,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself. `data_start` is where its weights begin, `file_bytes` the size of the whole file."""
+    """The header of a GGUF file. `data_start` is where its weights begin, `file_bytes` the size of the whole file."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -79,7 +80,7 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, or "" when the file does not tell."""
+        """`general.architecture`, or "" when the file does not state it."""
         return str(self.metadata.get("general.architecture", ""))
 
     @property
@@ -139,7 +140,7 @@ class _Reader:
             self._file.seek(count, os.SEEK_CUR)
 
     def numbers(self, form: str) -> tuple[Any, ...]:
-        """What `form` tells, as struct has it."""
+        """The next values in a form of struct."""
         return struct.unpack(form, self.exactly(struct.calcsize(form)))
 
     def text(self) -> str:
@@ -185,7 +186,10 @@ def _header(path: Path, file: _Reader, arrays: Collection[str]) -> GgufHeader:
         metadata[key] = _value(file, file.numbers("<I")[0], keep=key in arrays)
     tensors = tuple(_tensor(file) for _ in range(tensor_count))
     _check_places(tensors)
-    return GgufHeader(path, metadata, tensors, _aligned(file.position, metadata), file.size)
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+        raise ValueError("an alignment that is no power of two up to 1 MiB")
+    return GgufHeader(path, metadata, tensors, -(-file.position // alignment) * alignment, file.size)
 
 
 def _check_places(tensors: Sequence[TensorEntry]) -> None:
@@ -198,21 +202,10 @@ def _check_places(tensors: Sequence[TensorEntry]) -> None:
         names.add(tensor.name)
         if tensor.elements and tensor.offset < end:
             raise ValueError(f"the tensor {shown(tensor.name)!r} lies over another one")
-        end = max(end, tensor.offset + _stored_bytes(tensor))
-
-
-def _stored_bytes(tensor: TensorEntry) -> int:
-    """Bytes of its weights; for a type that is not known here at least one."""
-    weights, size = BLOCKS.get(tensor.type_id, (max(1, tensor.elements), 1))
-    return -(-tensor.elements // weights) * size
-
-
-def _aligned(position: int, metadata: Mapping[str, Any]) -> int:
-    """The first multiple of the file's alignment that is not before `position`."""
-    alignment = metadata.get("general.alignment", _ALIGNMENT)
-    if type(alignment) is not int or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
-        raise ValueError("an alignment that is no power of two up to 1 MiB")
-    return -(-position // alignment) * alignment
+        weights, size = BLOCKS.get(
+            tensor.type_id, (max(1, tensor.elements), 1)
+        )  # at least a byte of a type that is not known here
+        end = max(end, tensor.offset + -(-tensor.elements // weights) * size)
 
 
 def _tensor(file: _Reader) -> TensorEntry:
@@ -266,64 +259,46 @@ _HINT = "fetch or convert the model again"
 
 def check_shape(header: GgufHeader) -> None:
     """Raises ModelFileError for a header with a number that no model has."""
-    check = _Check(header)
-    check.whole("block_count", 1, MOST_LAYERS)
-    for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base"):
-        check.positive(key)
+    whole, senseless = partial(_whole, header), partial(_senseless, header)
+    whole("block_count", 1, MOST_LAYERS)
+    for name in ("attention.layer_norm_rms_epsilon", "rope.freq_base"):
+        value = header.of_architecture(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and math.isfinite(value) and value > 0):
+            raise senseless(name, value, "a positive number is expected")
     if header.architecture not in CHECKED:
         return
-    check.whole("context_length", 0, MOST_CONTEXT)
-    check.whole("vocab_size", 0, MOST_VOCABULARY)
-    check.whole("feed_forward_length", 1, MOST_WIDTH)
-    _check_heads(check)
-
-
-def _check_heads(check: _Check) -> None:
-    width = check.whole("embedding_length", 1, MOST_WIDTH)
-    heads = check.whole("attention.head_count", 1, MOST_HEADS)
-    kv_heads = check.whole("attention.head_count_kv", 1, MOST_HEADS)
+    whole("context_length", 0, MOST_CONTEXT)
+    whole("vocab_size", 0, MOST_VOCABULARY)
+    whole("feed_forward_length", 1, MOST_WIDTH)
+    width = whole("embedding_length", 1, MOST_WIDTH)
+    heads = whole("attention.head_count", 1, MOST_HEADS)
+    kv_heads = whole("attention.head_count_kv", 1, MOST_HEADS)
     if heads and kv_heads and heads % kv_heads:
-        raise check.senseless("attention.head_count_kv", kv_heads, f"{heads} heads are no multiple of it")
-    check.whole("attention.value_length", 1, MOST_HEAD_WIDTH)
-    key = check.whole("attention.key_length", 1, MOST_HEAD_WIDTH)
+        raise senseless("attention.head_count_kv", kv_heads, f"{heads} heads are no multiple of it")
+    whole("attention.value_length", 1, MOST_HEAD_WIDTH)
+    key = whole("attention.key_length", 1, MOST_HEAD_WIDTH)
     if key is None and width and heads:
         key = width // heads
     if key is not None and (key < 2 or key % 2):
-        raise check.senseless("attention.key_length", key, "it must be even")
-    rotated = check.whole("rope.dimension_count", 1, MOST_HEAD_WIDTH)
+        raise senseless("attention.key_length", key, "it must be even")
+    rotated = whole("rope.dimension_count", 1, MOST_HEAD_WIDTH)
     if rotated is not None and key is not None and rotated != key:
-        raise check.senseless("rope.dimension_count", rotated, f"heads are {key} wide")
+        raise senseless("rope.dimension_count", rotated, f"heads are {key} wide")
 
 
-class _Check:
-    """Reads values of the architecture; an absent one is None, for whoever needs it to miss."""
+def _whole(header: GgufHeader, key: str, least: int, most: int) -> int | None:
+    """A whole number of the architecture in the range; an absent one is None, for whoever needs it to miss. Raises ModelFileError."""
+    value = header.of_architecture(key)
+    if value is None or (isinstance(value, ArrayLength) and header.architecture not in CHECKED):
+        return None
+    if type(value) is not int:
+        raise _senseless(header, key, value, "a whole number is expected")
+    if not least <= value <= most:
+        raise _senseless(header, key, value, f"expected {least} to {most}")
+    return value
 
-    def __init__(self, header: GgufHeader) -> None:
-        self._header = header
 
-    def whole(self, key: str, least: int, most: int) -> int | None:
-        """A whole number in the range. Raises ModelFileError for anything else that is there."""
-        value = self._header.of_architecture(key)
-        if value is None:
-            return None
-        if type(value) is not int:
-            if isinstance(value, ArrayLength) and self._header.architecture not in CHECKED:
-                return None
-            raise self.senseless(key, value, "a whole number is expected")
-        if not least <= value <= most:
-            raise self.senseless(key, value, f"expected {least} to {most}")
-        return value
-
-    def positive(self, key: str) -> None:
-        """A positive number that is finite. Raises ModelFileError for anything else that is there."""
-        value = self._header.of_architecture(key)
-        if value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self.senseless(key, value, "a positive number is expected")
-
-    def senseless(self, key: str, value: Any, why: str) -> ModelFileError:
-        """What to raise for a value."""
-        told = f"{value.length} values" if isinstance(value, ArrayLength) else repr(value)[:80]
-        name = f"{self._header.architecture}.{key}"
-        return ModelFileError(f"{self._header.path}: {name} is {told}, which makes no sense ({why})", hint=_HINT)
+def _senseless(header: GgufHeader, key: str, value: Any, why: str) -> ModelFileError:
+    found = f"{value.length} values" if isinstance(value, ArrayLength) else repr(value)[:80]
+    return ModelFileError(f"{header.path}: {header.architecture}.{key} is {found}, which makes no sense ({why})", hint=_HINT)

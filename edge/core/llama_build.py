@@ -1,8 +1,8 @@
 """How llama.cpp is built for this processor: arguments for CMake, and whether AMX works.
 
-A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header says of the instruction that loads
-the shape of tiles that it reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So `python -m
-edge.core.llama_build first` says what the first build needs: where AMX is announced it looks at the header, and compiles and runs a
+A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header declares that the instruction that
+loads the shape of tiles reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So `python -m
+edge.core.llama_build first` prints what the first build needs: where AMX is announced it looks at the header, and compiles and runs a
 small program; AMX is left out where either is bad. Where nothing can be tried nothing is left out; the trial after the build decides
 then.
 """

@@ -1,4 +1,4 @@
-"""Logging set-up. Logs tell a person what happens; they never carry prompts, answers or secrets."""
+"""Logging set-up. Logs are for a person; they never carry prompts, answers or secrets."""
 
 from __future__ import annotations
 

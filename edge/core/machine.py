@@ -1,4 +1,4 @@
-"""What this machine is: board, processor, graphics processor, memory, battery, as each operating system says."""
+"""What this machine is: board, processor, graphics processor, memory, battery, as each operating system reports them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The first processor's name; "" where the file is absent or tells none."""
+    """The first processor's name; "" where the file is absent or has none."""
     return next((name.strip() for key, name in _entries(cpuinfo) if key.lower() == "model name"), "")
 
 
@@ -40,14 +41,14 @@ def _entries(cpuinfo: Path) -> list[tuple[str, str]]:
 
 
 _ASKING_S = 5.0
-"""A program that tells more about the machine has so many seconds."""
+"""Time limit of a program that reports on the machine."""
 _BATTERY = "Battery"
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """`board` as the device tree names it (Jetson, Raspberry Pi), `model` as Apple numbers its machines, `gpu_memory_mib` of an NVIDIA
-    graphics processor of its own (0: none). What a system does not tell is empty.
+    graphics processor of its own (0: none). What a system does not report is empty.
     """
 
     architecture: str = ""
@@ -69,7 +70,7 @@ class MachineFacts:
 
 
 def machine_facts(root: Path = Path("/")) -> MachineFacts:
-    """Everything that this machine tells; never raises."""
+    """Everything that this machine reports; never raises."""
     board = _text(root / "proc/device-tree/model")
     battery = has_battery(root)
     return MachineFacts(
@@ -92,20 +93,18 @@ def has_battery(root: Path = Path("/")) -> bool:
 
 
 def battery_wh(root: Path = Path("/")) -> float | None:
-    """Watt-hours of the batteries when full, by their own gauges (Linux); None where none tells."""
-    found = [_full_wh(folder) for folder in _batteries(root)]
-    known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    """Watt-hours of the batteries when full, by their own gauges (Linux); None where one has no gauge."""
+    return _of_all(
+        _gauge(folder, "energy_full", "charge_full", "voltage_min_design", "voltage_now") for folder in _batteries(root)
+    )
 
 
 def drawn_w(root: Path = Path("/")) -> float | None:
-    """Watts that the batteries give at this moment (Linux); None on mains, or where no gauge tells."""
-    folders = list(_batteries(root))
-    if not folders or any(_text(folder / "status") != "Discharging" for folder in folders):
+    """Watts that the batteries give at this moment (Linux); None on mains, or without a gauge."""
+    folders = _batteries(root)
+    if any(_text(folder / "status") != "Discharging" for folder in folders):
         return None
-    found = [_power_w(folder) for folder in folders]
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) and sum(known) > 0 else None
+    return _of_all(_gauge(folder, "power_now", "current_now", "voltage_now") for folder in folders) or None
 
 
 def _batteries(root: Path) -> list[Path]:
@@ -113,19 +112,18 @@ def _batteries(root: Path) -> list[Path]:
     return [folder for folder in folders if _text(folder / "type") == _BATTERY and _text(folder / "scope") != "Device"]
 
 
-def _full_wh(folder: Path) -> float | None:
-    if (energy := _number(folder / "energy_full")) is not None:
-        return energy / 1e6
-    charge = _number(folder / "charge_full")
-    voltage = _number(folder / "voltage_min_design") or _number(folder / "voltage_now")
-    return None if charge is None or voltage is None else charge * voltage / 1e12
+def _gauge(folder: Path, whole: str, flow: str, *voltages: str) -> float | None:
+    """Watts or watt-hours: the gauge `whole`, else `flow` (amperes) times the first voltage that there is; all in millionths."""
+    if (value := _number(folder / whole)) is not None:
+        return abs(value) / 1e6
+    amperes, voltage = _number(folder / flow), next(filter(None, (_number(folder / name) for name in voltages)), None)
+    return None if amperes is None or voltage is None else abs(amperes * voltage) / 1e12
 
 
-def _power_w(folder: Path) -> float | None:
-    if (power := _number(folder / "power_now")) is not None:
-        return abs(power) / 1e6
-    current, voltage = _number(folder / "current_now"), _number(folder / "voltage_now")
-    return None if current is None or voltage is None else abs(current * voltage) / 1e12
+def _of_all(values: Iterable[float | None]) -> float | None:
+    """The sum; None where there is no value or one is not known."""
+    known = list(values)
+    return None if not known or None in known else sum(filter(None, known))
 
 
 def _number(file: Path) -> float | None:
@@ -157,7 +155,7 @@ def _gpu_memory_mib() -> int:
 
 
 def _asked(*command: str) -> str:
-    """What a program says; "" where there is none, it fails, or it takes too long. `sysctl` knows these names on a Mac alone."""
+    """What a program prints; "" where there is none, it fails, or it takes too long. `sysctl` knows these names on a Mac alone."""
     if command[0] == "sysctl" and sys.platform != "darwin":
         return ""
     try:

@@ -7,7 +7,7 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Literal, Self
 
@@ -87,10 +87,10 @@ class Sampling:
     nothing but the bias changes what is drawn, so that log-probabilities are those of one policy, which can be learned from.
 
     Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
-    token that the response has said, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
+    token that the response has, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
     the text with it: anywhere, or with `stops_in_answer` only in the answer behind the reasoning and never in a request for help.
-    `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are told beside each token
-    (`LocalResponse.tokens`); None tells nothing and costs nothing.
+    `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are reported beside each token
+    (`LocalResponse.tokens`); None reports nothing and costs nothing.
     """
 
     temperature: float = 1.0
@@ -120,15 +120,7 @@ class SamplingWishes:
 
     def granted(self, sampling: Sampling) -> Sampling:
         """The sampling with the wishes in it; the stop strings end the answer, not the reasoning before it."""
-        return replace(
-            sampling,
-            top_p=self.top_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            stops=self.stops,
-            stops_in_answer=True,
-            top_logprobs=self.top_logprobs,
-        )
+        return replace(sampling, stops_in_answer=True, **asdict(self))
 
 
 NO_WISHES = SamplingWishes()
@@ -182,8 +174,8 @@ class LocalResponse:
     phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
     `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off. `overridden`: the decision that the budget
     dial's `help_bias` forced, "" where it would have been the same without. Where it made the response ask, the text ends there, with the
-    help phrase in place of the last token: what a model says after a beginning that it would not have chosen is no request. `biased` are
-    the tokens that were drawn with a help bias, whose log-probabilities contain it.
+    help phrase in place of the last token: what a model writes after a beginning that it would not have chosen is no request. `biased`
+    are the tokens that were drawn with a help bias, whose log-probabilities contain it.
     """
 
     text: str
@@ -267,7 +259,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class BeyondText:
-    """What of a request plain messages cannot say, for the cloud LLM alone.
+    """What of a request plain messages cannot hold, for the cloud LLM alone.
 
     `openai_json`: as CloudCall carries it ("": nothing). `wants`: the parameters that the SLM cannot follow, such as tools; where there are
     any, the cloud is asked at once. `required`: the one of them that must be followed, so that no local answer will do ("": none must).
@@ -279,4 +271,4 @@ class BeyondText:
 
 
 ONLY_TEXT = BeyondText()
-"""A request that messages say whole."""
+"""A request of plain messages alone."""

@@ -96,22 +96,14 @@ class EngineWorker:
         try:
             next(job)
         except StopIteration as end:
-            _resolve(future, end.value)
+            if future.set_running_or_notify_cancel():
+                future.set_result(end.value)
             return True
         except BaseException as error:  # the job's failure belongs to whoever awaits it
-            _fail(future, error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
             return True
         return False
-
-
-def _resolve(future: Future[Any], value: Any) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(value)
-
-
-def _fail(future: Future[Any], error: BaseException) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_exception(error)
 
 
 def _single_slice(function: Callable[[], T]) -> Job[T]:

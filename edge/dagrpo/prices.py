@@ -24,7 +24,7 @@ def price_for_rate(rates: Mapping[float, float], target_rate: float) -> float:
         return curve[0][0]
     for (low, before), (high, after) in pairwise(curve):
         if target >= after:
-            return low + (high - low) * (before - target) / (before - after)
+            return min(high, low + (high - low) * (before - target) / (before - after))
     return curve[-1][0]
 
 

@@ -19,7 +19,7 @@ from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Ta
 from edge.dagrpo.composition import compose
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question, user_prompt
-from edge.privacy.cutting import private_cut
+from edge.privacy.registry import private_cut
 from edge.verifiers.verifier import PartialVerifier, Verifier
 
 

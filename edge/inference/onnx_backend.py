@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.core.engines import ProviderChoice, choose_providers
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
 from edge.core.gguf_header import read_header
-from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import read_peft_adapter
 from edge.inference.backend import ModelInfo

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.core.clock import Clock
+from edge.core.concurrency import ServingPrecedence
 from edge.core.events import Event, EventSink
-from edge.core.precedence import ServingPrecedence
 from edge.state.events import LearningResumed, LearningWaits, Notice, RunStarted, StepFinished, StepProgress
 from edge.state.folder import StateFolder
 

@@ -1,6 +1,6 @@
 """E-mail addresses, IP addresses, and names of files and folders in a text.
 
-Loopback, unspecified and netmask addresses tell nothing of anybody and are not found. A bare file name is one only with an ending that
+Loopback, unspecified and netmask addresses identify nobody and are not found. A bare file name is one only with an ending that
 hardly anything else has, so that `math.log` stays code and `node.js` a product. What every machine has (`/dev/null`, `/bin/sh`) and
 addresses of the web are not found.
 """

@@ -39,14 +39,10 @@ def resolved(found: Iterable[Found]) -> list[Found]:
         if not kept or one.start >= kept[-1].end:
             kept.append(one)
         elif one.end > kept[-1].end:
-            kept[-1] = _grown(kept[-1], one)
+            first = kept[-1]
+            longer = max((first, one), key=lambda each: (each.end - each.start, -KINDS.index(each.kind)))
+            kept[-1] = Found(first.start, one.end, longer.kind, f"{first.value}\x1f{one.value}")
     return kept
-
-
-def _grown(first: Found, second: Found) -> Found:
-    longer = max((first, second), key=lambda one: (one.end - one.start, -KINDS.index(one.kind)))
-    start, end = first.start, second.end
-    return Found(start, end, longer.kind, f"{first.value}\x1f{second.value}")
 
 
 _LOOK_ALIKES = str.maketrans(
@@ -57,6 +53,7 @@ _ESCAPE = re.compile(
     r"(?:%[0-9A-Fa-f]{2})+|&#(?:[0-9]{1,6}|[xX][0-9A-Fa-f]{1,5});|&(?:amp|commat|period|sol|colon|quot|lt|gt);|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\/"
 )
 _MAY_ESCAPE = ("%", "&", "\\")
+_UNSEEN = frozenset({"Cf", "Mn", "Me"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +116,8 @@ def _shown(char: str) -> str:
     kept = "".join(
         " " if part.isspace() and part not in "\r\n" else part for part in parts if unicodedata.category(part) not in _UNSEEN
     )
-    return _ascii_digits(kept.translate(_LOOK_ALIKES))
-
-
-_UNSEEN = frozenset({"Cf", "Mn", "Me"})
-
-
-def _ascii_digits(text: str) -> str:
-    return "".join(str(unicodedata.decimal(char)) if not char.isascii() and char.isdecimal() else char for char in text)
+    folded = kept.translate(_LOOK_ALIKES)
+    return "".join(str(unicodedata.decimal(each)) if not each.isascii() and each.isdecimal() else each for each in folded)
 
 
 def _unescaped(text: str) -> Iterator[tuple[str, int, int]]:

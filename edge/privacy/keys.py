@@ -62,160 +62,30 @@ _GIVEN_TO_PROGRAMS = (
     re.compile(r"(?i)<(?:password|passwd|pwd|secret|token)>([^<>\n]{1,120})</"),
 )
 _NAMED_HEX = re.compile(r"(?i)(?<![^\W_])key[\"']?\s{0,8}[:=]\s{0,8}[\"']?([0-9a-f]{32,128})(?![0-9a-z])")
-_CODE_WORDS = frozenset(
-    [
-        "str",
-        "string",
-        "int",
-        "none",
-        "null",
-        "true",
-        "false",
-        "input",
-        "getpass",
-        "os.environ",
-        "self",
-        "undefined",
-        "required",
-        "optional",
-        "text",
-        "varchar",
-        "bytes",
-        "wrong",
-        "correct",
-        "incorrect",
-        "secret",
-        "hidden",
-        "very",
-        "quite",
-        "strong",
-        "weak",
-        "not",
-        "too",
-        "the",
-        "case",
-        "stored",
-        "valid",
-        "invalid",
-        "hashed",
-        "encrypted",
-    ]
-)
-_ARTICLES = frozenset(["a", "an", "the", "der", "die", "das"])
-_CLAUSE_WORDS = frozenset(
-    [
-        "and",
-        "or",
-        "but",
-        "because",
-        "since",
-        "so",
-        "if",
-        "when",
-        "while",
-        "until",
-        "unless",
-        "as",
-        "than",
-        "then",
-        "which",
-        "who",
-        "what",
-        "where",
-        "why",
-        "how",
-        "please",
-        "thanks",
-        "i",
-        "i'm",
-        "it",
-        "it's",
-        "we",
-        "you",
-        "they",
-        "he",
-        "she",
-        "can",
-        "can't",
-        "cannot",
-        "could",
-        "should",
-        "must",
-        "may",
-        "might",
-        "will",
-        "won't",
-        "would",
-        "und",
-        "oder",
-        "aber",
-        "weil",
-        "wenn",
-    ]
-)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CODE_WORDS = _words("""
+    str string int none null true false input getpass os.environ self undefined required optional text varchar bytes
+    wrong correct incorrect secret hidden very quite strong weak not too the case stored valid invalid hashed encrypted
+""")
+_ARTICLES = _words("a an the der die das")
+_CLAUSE_WORDS = _words("""
+    and or but because since so if when while until unless as than then which who what where why how please thanks i i'm
+    it it's we you they he she can can't cannot could should must may might will won't would und oder aber weil wenn
+""")
 """Behind one of these a sentence goes on, and no password."""
 _SENTENCE_WORDS = (
     _ARTICLES
     | _CLAUSE_WORDS
-    | frozenset(
-        [
-            "this",
-            "that",
-            "these",
-            "those",
-            "there",
-            "here",
-            "its",
-            "is",
-            "isn't",
-            "are",
-            "was",
-            "were",
-            "be",
-            "been",
-            "being",
-            "has",
-            "have",
-            "had",
-            "do",
-            "does",
-            "did",
-            "doesn't",
-            "don't",
-            "no",
-            "nor",
-            "never",
-            "also",
-            "of",
-            "in",
-            "on",
-            "at",
-            "to",
-            "from",
-            "for",
-            "with",
-            "without",
-            "by",
-            "about",
-            "into",
-            "over",
-            "under",
-            "after",
-            "before",
-            "during",
-            "using",
-            "via",
-            "per",
-            "between",
-            "still",
-            "already",
-            "again",
-            "only",
-            "needs",
-            "nicht",
-            "zu",
-        ]
-    )
+    | _words("""
+    this that these those there here its is isn't are was were be been being has have had do does did doesn't don't no
+    nor never also of in on at to from for with without by about into over under after before during using via per
+    between still already again only needs nicht zu
+    """)
 )
 """A password of several words seldom begins so."""
 _NEVER_FIRST = frozenset({"not", "too", "very", "quite"})
@@ -272,15 +142,15 @@ def _phrases(text: str) -> Iterator[Found]:
 
 
 def _words_of_password(words: Sequence[str], *, is_whole: bool) -> int:
-    """How many of some small words are a password; 0 where they tell something about it. `is_whole`: the clause ends there."""
+    """How many of some small words are a password; 0 where they describe it. `is_whole`: the clause ends there."""
     is_state = words[0] in _CODE_WORDS
     ending = _SENTENCE_WORDS if is_state or not words[0].isalpha() else _CLAUSE_WORDS
     length = next((place for place, word in enumerate(words) if place and word in ending), len(words))
     if words[0] in _ARTICLES:
         return length if length >= _FEWEST_WORDS_IN_DOUBT else 0
     if is_state:
-        told_wholly = is_whole and length == len(words) >= _FEWEST_WORDS_IN_DOUBT
-        return length if told_wholly and words[0] not in _NEVER_FIRST else 0
+        is_all = is_whole and length == len(words) >= _FEWEST_WORDS_IN_DOUBT
+        return length if is_all and words[0] not in _NEVER_FIRST else 0
     return 0 if words[0] in _SENTENCE_WORDS else length
 
 

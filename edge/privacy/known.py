@@ -6,13 +6,13 @@ All known things are looked for together, by a tree of their pieces, so that the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from edge.privacy.findings import Found, Kind, lower
 
 _SHORTEST, _LONGEST_WORD = 6, 256
-"""What is longer, such as a private key, has a form of its own that tells it anywhere; it could repeat itself, and each place would be
+"""What is longer, such as a private key, has a form of its own that is found anywhere; it could repeat itself, and each place would be
 compared with all of it."""
 _NUMBERED: frozenset[Kind] = frozenset({"card", "phone", "iban"})
 _PIECE = re.compile(r"\w+|\W")
@@ -27,64 +27,30 @@ class KnownWords:
     """Texts that are looked for as they are written, not inside a longer word."""
 
     def __init__(self, words: Iterable[tuple[str, Any]]) -> None:
-        """`words`: each with what to tell of it; very short and very long ones do not count."""
+        """`words`: each with what to report of it; very short and very long ones do not count."""
         self._tree: _Tree = {}
-        for word, told in (entry for entry in words if _SHORTEST <= len(entry[0]) <= _LONGEST_WORD):
-            _put(self._tree, _PIECE.findall(word), told)
+        for word, value in words:
+            if _SHORTEST <= len(word) <= _LONGEST_WORD:
+                _put(self._tree, _PIECE.findall(word), value)
 
     def places(self, text: str) -> Iterator[tuple[int, int, Any]]:
-        """Start, end and what to tell of the longest that begins at each place."""
+        """Start, end and value of the longest that begins at each place."""
         if not self._tree:
             return
         pieces = _PIECE.findall(text)
         start = 0
-        for index, piece in enumerate(pieces):
-            inside = index and _is_word(pieces[index - 1]) and not _is_word(piece)
-            longest = None if inside else self._longest(pieces, index)
+        for first, piece in enumerate(pieces):
+            tree, index, longest = self._tree, first, None
+            if not (first and _is_word(pieces[first - 1]) and not _is_word(piece)):
+                while index < len(pieces) and pieces[index] in tree:
+                    tree = tree[pieces[index]]
+                    index += 1
+                    inside = index < len(pieces) and _is_word(pieces[index]) and not _is_word(pieces[index - 1])
+                    if _END in tree and not inside:
+                        longest = index, tree[_END]
             if longest is not None:
-                yield start, start + sum(map(len, pieces[index : longest[0]])), longest[1]
+                yield start, start + sum(map(len, pieces[first : longest[0]])), longest[1]
             start += len(piece)
-
-    def _longest(self, pieces: Sequence[str], index: int) -> tuple[int, Any] | None:
-        """The index after the longest known text that begins at a piece, and what to tell of it."""
-        tree, longest = self._tree, None
-        while index < len(pieces) and pieces[index] in tree:
-            tree = tree[pieces[index]]
-            index += 1
-            inside = index < len(pieces) and _is_word(pieces[index]) and not _is_word(pieces[index - 1])
-            if _END in tree and not inside:
-                longest = index, tree[_END]
-        return longest
-
-
-class KnownNumbers:
-    """Numbers that are looked for in any grouping."""
-
-    def __init__(self, numbers: Iterable[tuple[str, Any]]) -> None:
-        """`numbers`: each with what to tell of it; what is no letter or digit does not count."""
-        self._tree: _Tree = {}
-        for number, told in numbers:
-            _put(self._tree, _SIGN.findall(number), told)
-
-    def places(self, text: str) -> Iterator[tuple[int, int, Any]]:
-        """Start, end and what to tell of the longest that begins at each place."""
-        for match in _SIGN.finditer(text) if self._tree else ():
-            start = match.start()
-            if start and _SIGN.match(text[start - 1]):
-                continue
-            if (longest := self._longest(text, start)) is not None:
-                yield start - text.startswith("+", start - 1 if start else 0), *longest
-
-    def _longest(self, text: str, place: int) -> tuple[int, Any] | None:
-        tree, longest = self._tree, None
-        while place < len(text) and text[place] in tree:
-            tree = tree[text[place]]
-            place += 1
-            if _END in tree and not _SIGN.match(text, place):
-                longest = place, tree[_END]
-            gap = _GAP.match(text, place)
-            place = place if gap is None else gap.end()
-        return longest
 
 
 class Known:
@@ -92,23 +58,43 @@ class Known:
 
     def __init__(self, known: Iterable[tuple[Found, str]]) -> None:
         """Given with its text. Terms are not among it: they are found wherever they stand."""
-        wanted = [(one, lower(original)) for one, original in known if one.kind != "term"]
-        numbers = [(original, one) for one, original in wanted if one.kind in _NUMBERED]
-        words = [(original, one) for one, original in wanted if one.kind not in _NUMBERED]
-        self._numbers = KnownNumbers(entry for entry in numbers if len(_SIGN.findall(entry[0])) >= _SHORTEST)
+        words = []
+        self._numbers: _Tree = {}
+        for one, original in known:
+            if one.kind not in _NUMBERED and one.kind != "term":
+                words.append((lower(original), one))
+            elif one.kind in _NUMBERED and len(signs := _SIGN.findall(lower(original))) >= _SHORTEST:
+                _put(self._numbers, signs, one)
         self._words = KnownWords(words)
 
     def again(self, text: str) -> Iterator[Found]:
         """Its places in a text."""
         low = lower(text)
-        for lookout in (self._numbers, self._words):
-            yield from (Found(start, end, one.kind, one.value) for start, end, one in lookout.places(low))
+        for start, end, one in (*self._numbers_in(low), *self._words.places(low)):
+            yield Found(start, end, one.kind, one.value)
+
+    def _numbers_in(self, text: str) -> Iterator[tuple[int, int, Any]]:
+        """Start, end and value of the longest number, in any grouping, that begins at each place."""
+        for match in _SIGN.finditer(text) if self._numbers else ():
+            start = place = match.start()
+            if start and _SIGN.match(text[start - 1]):
+                continue
+            tree, longest = self._numbers, None
+            while place < len(text) and text[place] in tree:
+                tree = tree[text[place]]
+                place += 1
+                if _END in tree and not _SIGN.match(text, place):
+                    longest = place, tree[_END]
+                gap = _GAP.match(text, place)
+                place = place if gap is None else gap.end()
+            if longest is not None:
+                yield start - text.startswith("+", start - 1 if start else 0), *longest
 
 
-def _put(tree: _Tree, pieces: Iterable[str], told: Any) -> None:
+def _put(tree: _Tree, pieces: Iterable[str], value: Any) -> None:
     for piece in pieces:
         tree = tree.setdefault(piece, {})
-    tree.setdefault(_END, told)
+    tree.setdefault(_END, value)
 
 
 def _is_word(piece: str) -> bool:

@@ -76,7 +76,7 @@ def ibans(text: str) -> Iterator[Found]:
 
 
 def phones(text: str, region: str | None) -> Iterator[Found]:
-    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any behind a word that says so."""
+    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any behind a word such as "phone"."""
     if _SEVERAL.search(text) is None:
         return
     yield from _behind_a_word(text)
@@ -104,27 +104,17 @@ def _of_a_plan(text: str, region: str | None) -> Iterator[Found]:
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     for match in PhoneNumberMatcher(text, region or "ZZ", leniency=Leniency.VALID, max_tries=65535):
-        start, raw = _bare(match.start, match.raw_string)
+        start, raw = match.start, match.raw_string
+        if raw[:1] == "(" and raw[1:].isdigit():  # digits in one behind a bracket that is not the number's
+            start, raw = start + 1, raw[1:]
         if not raw[:1].isdigit() and raw[:1] not in "+(＋":
             continue
         code, end = match.number.country_code or 0, start + len(raw)
-        is_phone = _is_international(text, start, raw) or _is_national(text, start, end, raw, code)
-        if is_phone and not _DATE.fullmatch(raw):
+        international = raw.lstrip("(").startswith("+") and _PLUS_AS_OPERATOR.search(text[max(0, start - 8) : start]) is None
+        written = not raw.startswith("+") and _WRITTEN_AS_PHONE.fullmatch(raw) is not None
+        national = (written or _is_in_one(text, start, end, raw, code)) and _is_alone(text, start, end)
+        if (international or national) and not _DATE.fullmatch(raw):
             yield Found(start, end, "phone", f"+{code}{match.number.national_number}")
-
-
-def _bare(start: int, raw: str) -> tuple[int, str]:
-    """Digits in one without a bracket that opens before them, and where they start."""
-    return (start + 1, raw[1:]) if raw[:1] == "(" and raw[1:].isdigit() else (start, raw)
-
-
-def _is_international(text: str, start: int, raw: str) -> bool:
-    return raw.lstrip("(").startswith("+") and _PLUS_AS_OPERATOR.search(text[max(0, start - 8) : start]) is None
-
-
-def _is_national(text: str, start: int, end: int, raw: str, country_code: int) -> bool:
-    written = not raw.startswith("+") and _WRITTEN_AS_PHONE.fullmatch(raw) is not None
-    return (written or _is_told_in_one(text, start, end, raw, country_code)) and _is_alone(text, start, end)
 
 
 def _is_alone(text: str, start: int, end: int) -> bool:
@@ -133,7 +123,7 @@ def _is_alone(text: str, start: int, end: int) -> bool:
     return _OPERATOR_BEFORE.search(before) is None and _OPERATOR_AFTER.search(after) is None
 
 
-def _is_told_in_one(text: str, start: int, end: int, raw: str, country_code: int) -> bool:
+def _is_in_one(text: str, start: int, end: int, raw: str, country_code: int) -> bool:
     """Digits in one that end a clause in which nothing is counted."""
     north_american = country_code == _NORTH_AMERICA and _IN_ONE_IN_NORTH_AMERICA.fullmatch(raw) is not None
     return (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edge.privacy.findings import KINDS, Found
@@ -24,7 +24,7 @@ _NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
 _LINKS_ON = r"\((?:mailto|tel|file|https?):"
 _LINK = re.compile(_LINKS_ON)
 LINK_CHARS = len("(mailto:")
-"""So many characters behind a name tell whether it is the text of a link."""
+"""So many characters behind a name show whether it is the text of a link."""
 _LABEL = re.compile(
     rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?(escaped)|(?P<link>(?={_LINKS_ON}))?)"
     rf"|{_NOT_BEFORE}(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_]| ?=|[(\[{{}}>]|\.[A-Za-z_])"
@@ -54,7 +54,11 @@ class Placeholders:
         self.replaced[one.kind] += 1
         key = (one.kind, one.value)
         if key not in self._names:
-            self._names[key] = self._new(one.kind.upper())
+            kind = one.kind.upper()
+            self._next[kind] += 1
+            while (kind, self._next[kind]) in self._taken:
+                self._next[kind] += 1
+            self._names[key] = f"{kind}_{self._next[kind]}"
             self.originals[self._names[key]] = original
         return self._names[key]
 
@@ -62,12 +66,6 @@ class Placeholders:
         """The name as it stands in a text before `after`. Escaped where that would make a link of its brackets, which would then stay."""
         name = self.name(one, original)
         return rf"\[{name}\]" if _LINK.match(after) else f"[{name}]"
-
-    def _new(self, kind: str) -> str:
-        self._next[kind] += 1
-        while (kind, self._next[kind]) in self._taken:
-            self._next[kind] += 1
-        return f"{kind}_{self._next[kind]}"
 
 
 def spans_of_names(text: str, originals: Mapping[str, str]) -> list[tuple[int, int]]:
@@ -89,23 +87,21 @@ class Restoring:
         self._done = 0
 
     def feed(self, piece: str) -> str:
-        """Take the next piece; what can be told of all pieces so far."""
+        """Take the next piece; what can be restored of all pieces so far."""
         if not self._originals:
             return piece
         self._text += piece
-        return self._told(self._safe_end())
+        end = len(self._text)
+        may_be_unfinished = (
+            start for start in range(max(self._done, end - _LONGEST), end) if _UNFINISHED.match(self._text, start)
+        )
+        return self._restored_to(next(may_be_unfinished, end))
 
     def rest(self) -> str:
         """What was held back, at the end."""
-        return self._told(len(self._text))
+        return self._restored_to(len(self._text))
 
-    def _safe_end(self) -> int:
-        for start in range(max(self._done, len(self._text) - _LONGEST), len(self._text)):
-            if _UNFINISHED.match(self._text, start):
-                return start
-        return len(self._text)
-
-    def _told(self, end: int) -> str:
+    def _restored_to(self, end: int) -> str:
         parts: list[str] = []
         for match in _LABEL.finditer(self._text, self._done):  # to the very end: what follows a name decides about it
             if match.end() > end:
@@ -118,15 +114,11 @@ class Restoring:
 
 
 def _meant(match: re.Match[str], originals: Mapping[str, str]) -> str:
-    original = originals.get(_name_of(match))
-    if original is None or _is_an_index(match):
+    original, kind, start = originals.get(_name_of(match)), match["kind"], match.start()
+    is_index = kind is not None and not kind.isupper() and start > 0 and _SUBSCRIBED.match(match.string, start - 1) is not None
+    if original is None or is_index:
         return match.group()
     return f"[{original}]" if match["link"] is not None else original
-
-
-def _is_an_index(match: re.Match[str]) -> bool:
-    kind, start = match["kind"], match.start()
-    return kind is not None and not kind.isupper() and start > 0 and _SUBSCRIBED.match(match.string, start - 1) is not None
 
 
 def _name_of(match: re.Match[str]) -> str:
@@ -141,22 +133,26 @@ _NAME_KEYS = frozenset({"name"})
 
 
 def changed_json(text: str, change: Change) -> str:
-    """The JSON text with its strings changed; the very same text where none is. Raises ValueError for what is not JSON, or too deep."""
-    value = _loaded(text)
+    """The JSON text with its strings, names and numbers changed; the very same text where none is. Raises ValueError for what is not JSON,
+    or too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the JSON text is nested too deeply") from error
     after = _changed(value, change, 0, is_name=False)
     return text if after == value else json.dumps(after, ensure_ascii=False, separators=(",", ":"))
 
 
 def strings_in(text: str) -> list[str]:
     """Every string, name and number of a JSON text, inner JSON texts taken apart. Raises ValueError as `changed_json`."""
-    return list(_strings(_loaded(text), 0))
+    found: list[str] = []
 
+    def note(string: str, is_name: bool) -> str:
+        found.append(string)
+        return string
 
-def _loaded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("the JSON text is nested too deeply") from error
+    changed_json(text, note)
+    return found
 
 
 def _changed(value: Any, change: Change, depth: int, *, is_name: bool) -> Any:
@@ -167,7 +163,11 @@ def _changed(value: Any, change: Change, depth: int, *, is_name: bool) -> Any:
     if isinstance(value, list):
         return [_changed(inner, change, depth + 1, is_name=is_name) for inner in value]
     if isinstance(value, str):
-        return _changed_string(value, change, depth, is_name=is_name)
+        inner = _inner(value)
+        if inner is None:
+            return change(value, is_name)
+        after = _changed(inner, change, depth + 1, is_name=False)
+        return value if after == inner else json.dumps(after, ensure_ascii=False)
     if isinstance(value, int | float) and not isinstance(value, bool):
         shown = json.dumps(value)
         after = change(shown, False)
@@ -175,37 +175,11 @@ def _changed(value: Any, change: Change, depth: int, *, is_name: bool) -> Any:
     return value
 
 
-def _changed_string(value: str, change: Change, depth: int, *, is_name: bool) -> str:
-    inner = _inner(value)
-    if inner is None:
-        return change(value, is_name)
-    after = _changed(inner, change, depth + 1, is_name=False)
-    return value if after == inner else json.dumps(after, ensure_ascii=False)
-
-
 def _inner(text: str) -> Any:
     """The object or list that a string is the JSON text of, else None."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict | list) else None
-
-
-def _strings(value: Any, depth: int) -> Iterator[str]:
-    if depth > _MOST_DEPTH:
-        raise ValueError("the JSON text is nested too deeply")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from _strings(inner, depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner, depth + 1)
-    elif isinstance(value, str):
-        inner = _inner(value)
-        yield from [value] if inner is None else _strings(inner, depth + 1)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield json.dumps(value)

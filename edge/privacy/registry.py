@@ -10,12 +10,13 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from edge.core.secret_forms import CUT, without_secrets
 from edge.privacy.addresses import emails, ips, paths
-from edge.privacy.findings import KINDS, Found, Kind, View, resolved, views_of
+from edge.privacy.findings import KINDS, Found, Kind, resolved, views_of
 from edge.privacy.keys import encoded_texts, secrets_in
 from edge.privacy.known import Known, KnownWords
 from edge.privacy.numbers import cards, ibans, phones
@@ -45,7 +46,10 @@ class Finder:
 
     def find(self, text: str) -> list[Found]:
         """What is private, without overlaps, in the order of the text."""
-        found = [one for view in views_of(text) for one in self._in_view(view)]
+        found: list[Found] = []
+        for view in views_of(text):
+            for detector in self._detectors:
+                found += [Found(*view.span(one.start, one.end), one.kind, one.value) for one in detector(view.text)]
         if self._reads_base64:
             found += [
                 Found(start, end, "secret", text[start:end])
@@ -54,16 +58,13 @@ class Finder:
             ]
         return resolved(found)
 
-    def _in_view(self, view: View) -> Iterator[Found]:
-        for detector in self._detectors:
-            for one in detector(view.text):
-                start, end = view.span(one.start, one.end)
-                yield Found(start, end, one.kind, one.value)
-
 
 _PASSES = 5
 _PROGRAM_NAME = re.compile(r"[\w-]{1,64}")
-CUT = "[cut]"
+MOST_DIGITS = 8
+_ADDRESS = re.compile(r"[^\s@<>\"'()]{1,64}@[^\s@<>\"'()]{1,250}\.\w+")
+_GROUPED = re.compile(r"\d+(?:[ ,.()/\-]\d{2,})*")
+_LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
 MOST_CHARS = 1_000_000
 """The longest conversation that is looked through: some seconds of work."""
 _NOT_IN_NAMES: frozenset[Kind] = frozenset({"path"})
@@ -126,8 +127,8 @@ class Registry:
         """How long a conversation may be in all to be looked through; without a limit where nothing is looked for."""
         return MOST_CHARS if self.enabled else math.inf
 
-    def told_by_names(self, names: Sequence[str]) -> set[Kind]:
-        """The kinds of private things that names of tasks and models tell, which cannot be replaced; none where not enabled."""
+    def kinds_in_names(self, names: Sequence[str]) -> set[Kind]:
+        """The kinds of private things in names of tasks and models, which cannot be replaced; none where not enabled."""
         found = [one for name in names for one in self._finder.find(name)] if self.enabled else []
         return {one.kind for one in found} - _NOT_IN_NAMES
 
@@ -161,12 +162,19 @@ class Registry:
         return found
 
     def cut(self, text: str) -> str:
-        """The text with `[cut]` in place of what is private, whether redaction is enabled or not; for what needs no way back."""
-        parts, place = [], 0
-        for one in self._finder.find(text):
-            parts += [text[place : one.start], CUT]
-            place = one.end
-        return "".join([*parts, text[place:]])
+        """The text with `[cut]` in place of what is private, whether redaction is enabled or not; for what may be shortened and needs no
+        way back, such as a hint.
+
+        Stricter than redaction: whatever has the form of an address or a key goes, however plain, and so does every number of more than
+        MOST_DIGITS digits.
+        """
+        text = without_secrets(_replaced(text, self._finder.find(text), lambda one: CUT))
+        text = _LONG_WORD.sub(CUT, _ADDRESS.sub(CUT, text))
+        return _GROUPED.sub(lambda number: CUT if sum(map(str.isdigit, number[0])) > MOST_DIGITS else number[0], text)
+
+
+private_cut = Registry().cut
+"""Without a person's own terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +193,12 @@ class _Replacing:
         return Redacted(texts, json, dict(self.names.originals), dict(self.names.replaced))
 
     def text(self, text: str, again: Known) -> str:
-        found = self._found(text, again)
-        return self._replaced(text, found) if found else text
+        def label(one: Found) -> str:
+            original = text[one.start : one.end]
+            self.known.setdefault((one.kind, one.value), (one, original))
+            return self.names.label(one, original, text[one.end : one.end + LINK_CHARS])
+
+        return _replaced(text, self._found(text, again), label)
 
     def string(self, text: str, is_name: bool, *, again: Known) -> str:
         """A string of a JSON text. One that programs use as a name is replaced as a whole, by a name they can use."""
@@ -199,26 +211,21 @@ class _Replacing:
         found = resolved([*self.finder.find(text), *again.again(text)])
         return _outside_names(found, text, self.names.originals)
 
-    def _replaced(self, text: str, found: Sequence[Found]) -> str:
-        parts, place = [], 0
-        for one in found:
-            original = text[one.start : one.end]
-            self.known.setdefault((one.kind, one.value), (one, original))
-            parts += [text[place : one.start], self.names.label(one, original, text[one.end : one.end + LINK_CHARS])]
-            place = one.end
-        return "".join([*parts, text[place:]])
+
+def _replaced(text: str, found: Iterable[Found], replacement: Callable[[Found], str]) -> str:
+    parts, place = [], 0
+    for one in found:
+        parts += [text[place : one.start], replacement(one)]
+        place = one.end
+    return "".join([*parts, text[place:]])
 
 
 def _outside_names(found: Sequence[Found], text: str, originals: Mapping[str, str]) -> list[Found]:
-    """What is found and not, if only in part, a placeholder's own name."""
+    """What is found and does not overlap a placeholder's own name."""
     names = spans_of_names(text, originals) if originals else []
     ends = [end for _, end in names]
-    return [one for one in found if not _overlaps(one, names, bisect_right(ends, one.start))]
-
-
-def _overlaps(one: Found, names: Sequence[tuple[int, int]], index: int) -> bool:
-    """Whether it overlaps the first name that ends behind its start."""
-    return index < len(names) and names[index][0] < one.end
+    indexes = (bisect_right(ends, one.start) for one in found)
+    return [one for one, index in zip(found, indexes, strict=True) if index == len(names) or names[index][0] >= one.end]
 
 
 def _strings(json: str) -> list[str]:

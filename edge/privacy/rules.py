@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from edge.core.privacy_rules import LIKE, checked_rule, checked_term
+from edge.core.limits import LIKE, checked_rule, checked_term
 from edge.privacy.findings import Found, folded, lower, views_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
@@ -32,11 +32,19 @@ class Terms:
     """A list of terms, ready to be looked for."""
 
     def __init__(self, terms: Sequence[str]) -> None:
-        """Raises ValueError for a term that is too short to be told from other words, or too long."""
+        """Raises ValueError for a term that is too short to be distinguished, or too long."""
         self._by_first: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)
         self._unspaced: list[str] = []
         for term in terms:
-            self._add(term)
+            form = folded(checked_term(term))
+            words = tuple(_WORD.findall(form))
+            if _UNSPACED.search(form):
+                self._unspaced.append(form)
+                continue
+            self._by_first[words[0]].append((words, form))
+            joined = "".join(words)
+            if len(words) > 1 and len(_WORD.findall(joined)) == 1:
+                self._by_first[joined].append(((joined,), form))
         for known in self._by_first.values():
             known.sort(key=lambda entry: -len(entry[0]))
 
@@ -50,17 +58,6 @@ class Terms:
                 yield from (one for one in parts if one.end - one.start >= _SHORTEST_PART)
         for term in self._unspaced:
             yield from (Found(match.start(), match.end(), "term", term) for match in re.finditer(re.escape(term), low))
-
-    def _add(self, term: str) -> None:
-        form = folded(checked_term(term))
-        words = tuple(_WORD.findall(form))
-        if _UNSPACED.search(form):
-            self._unspaced.append(form)
-        else:
-            self._by_first[words[0]].append((words, form))
-            joined = "".join(words)
-            if len(words) > 1 and len(_WORD.findall(joined)) == 1:
-                self._by_first[joined].append(((joined,), form))
 
     def _words(self, low: str, spans: Sequence[tuple[int, int]]) -> Iterator[Found]:
         places = [(low[start:end], start, end) for start, end in spans]

@@ -1,5 +1,7 @@
-"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold. The file holds the
-standardisation of the features, the weights, the threshold and the version of the features.
+"""The router baseline: a classifier on "will the local model fail", run by ONNX Runtime, asks above a threshold.
+
+It is fitted to labelled examples; others set the threshold and measure it. The file holds the standardisation of the features, the
+weights, the threshold and the version of the features.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.core.engines import ProviderChoice, choose_providers
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import write_atomically
-from edge.core.onnx_providers import ProviderChoice, choose_providers
 from edge.core.types import LocalResponse, TaskItem
 
 HASHED_WORDS = 64
 NUMBERS = ("help_log_odds", "decision_reached", "mean_logprob", "least_logprob", "log_response_tokens", "log_question_characters")
 FEATURES = len(NUMBERS) + HASHED_WORDS
 VERSION = "1"
-"""Changes with the meaning of any feature; a classifier made for another version is refused."""
+"""Changes with the meaning of any feature; a classifier made for another version is rejected."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 
 
@@ -95,6 +97,64 @@ def threshold_for(probabilities_N: Doubles, rate: float) -> float:
     return float(falling[asked]) if asked < len(falling) else 0.0
 
 
+HELD_OUT_EVERY = 4
+"""Every fourth example sets the threshold and measures; the others are fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterQuality:
+    """What a router does on its held-out examples.
+
+    `failed` is the local model's share of failures, `asked` the share the router hands over, `kept_accuracy` the share right of those it
+    keeps (None: it keeps none), `auc` the chance that a failure ranks above a success (None: one of the two is missing).
+    """
+
+    fitted: int
+    held_out: int
+    failed: float
+    asked: float
+    kept_accuracy: float | None
+    auc: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedRouter:
+    """A classifier with the threshold at which it hands over at most the share it was calibrated to."""
+
+    model: Logistic
+    threshold: float
+    quality: RouterQuality
+
+
+def calibrate(features_NF: Doubles, failed_N: NDArray[np.bool_], rate: float) -> CalibratedRouter:
+    """Fit on three quarters of the examples, set the threshold for `rate` on the rest. Raises UsageError for too few or one-sided ones."""
+    held_out = np.arange(len(failed_N)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    if not held_out.any():
+        raise UsageError(f"{len(failed_N)} examples are too few to fit and calibrate a router", hint="take more items")
+    model = fit(features_NF[~held_out], failed_N[~held_out])
+    probabilities, failed = model.probabilities(features_NF[held_out]), failed_N[held_out]
+    threshold = threshold_for(probabilities, rate)
+    kept = probabilities <= threshold
+    quality = RouterQuality(
+        fitted=int((~held_out).sum()),
+        held_out=int(held_out.sum()),
+        failed=float(failed.mean()),
+        asked=float((~kept).mean()),
+        kept_accuracy=float((~failed[kept]).mean()) if kept.any() else None,
+        auc=area_under_curve(probabilities, failed),
+    )
+    return CalibratedRouter(model, threshold, quality)
+
+
+def area_under_curve(probabilities_N: Doubles, failed_N: NDArray[np.bool_]) -> float | None:
+    """The chance that a failure has the higher probability of a random pair, ties counted half; None without both outcomes."""
+    failures, successes = probabilities_N[failed_N], np.sort(probabilities_N[~failed_N])
+    if not len(failures) or not len(successes):
+        return None
+    below, up_to = (np.searchsorted(successes, failures, side=side) for side in ("left", "right"))
+    return float((below + up_to).mean() / (2 * len(successes)))
+
+
 def export(model: Logistic, threshold: float, out: Path) -> None:
     """Write the classifier as ONNX: `features` [N, FEATURES] to `probability` [N]; `out` appears complete or not at all."""
     import onnx
@@ -127,7 +187,7 @@ def export(model: Logistic, threshold: float, out: Path) -> None:
 class ThresholdRouter:
     """Implements `OffloadPolicy`: wants the cloud where the classifier's p(fail) exceeds the threshold, whatever the response says.
 
-    `providers` are wished for in this order and fall back to the CPU; `provider_choice.said` tells which are used. `threshold` None
+    `providers` are wished for in this order and fall back to the CPU; `provider_choice.summary` is for people. `threshold` None
     takes the file's. Raises ModelFileError for a file that is no router of these features.
     """
 

@@ -1,9 +1,10 @@
-"""What a task source holds: families, levels, counts, examples, samples."""
+"""What a task source holds: families, levels, counts, examples, samples, and as many held-out items of every level of every family."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge.core.errors import UsageError
@@ -20,7 +21,7 @@ from edge.tasks.source import ListedItems, TaskSource
 class SourceAbout:
     """One source in a list. `kind` is practice, data set or file; `levels` is per family; `train` and `test` count items (None: unlimited).
 
-    `judged_as` are the kinds of answer; `where` says how to get it; `about` what it asks.
+    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks.
     """
 
     name: str
@@ -57,7 +58,7 @@ def about(source: TaskSource) -> SourceAbout:
         listed = _about_listed(source.name, description.kind, source.items)
         return replace(listed, about=description.about, left_out=tuple(source.left_out))
     if isinstance(source, JsonLinesSource):
-        return _about_listed(source.name, "file", source.items)
+        return _about_listed(source.name, "file", source)
     raise UsageError(f"{source.name}: this kind of source cannot be described")
 
 
@@ -105,8 +106,10 @@ def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[
 
 
 def _listed(source: TaskSource) -> ListedItems:
-    if isinstance(source, DataSetSource | JsonLinesSource):
+    if isinstance(source, DataSetSource):
         return source.items
+    if isinstance(source, JsonLinesSource):
+        return source
     raise UsageError(f"{source.name}: this kind of source cannot be looked through")
 
 
@@ -167,3 +170,52 @@ def _about_listed(name: str, kind: str, listed: ListedItems) -> SourceAbout:
         where="local files or cache",
         about="",
     )
+
+
+_FIRST_SEED = 1_000_000
+_ALL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """Items of one level of one family, and its `weight` in the family's default mix (the weights of a family add up to 1).
+
+    For tables level by level (`edge-agent eval --per-level N`). The items of the practice families are those that
+    `python -m tools.nano eval` takes at its default seed.
+    """
+
+    family: str
+    level: int
+    weight: float
+    items: tuple[TaskItem, ...]
+
+
+def strata_of(source: TaskSource, per_level: int) -> list[Stratum]:
+    """The source's strata with at most `per_level` items each, by family and level.
+
+    A practice family's mix is its default one; any other source mixes as its whole test split does.
+    """
+    if not source.name.startswith("practice:"):
+        return _listed_strata(source.test(_ALL), per_level)
+    name = source.name.removeprefix("practice:")
+    if name not in GROUPS:
+        return list(_practice_strata(name, per_level))
+    strata = [stratum for family in GROUPS[name] for stratum in _practice_strata(family, per_level)]
+    return [replace(one, items=tuple(replace(item, task=name) for item in one.items)) for one in strata]
+
+
+def _practice_strata(name: str, per_level: int) -> Iterator[Stratum]:
+    family = FAMILIES[name]
+    whole = sum(family.level_weights.values())
+    for level, weight in family.level_weights.items():
+        items = tuple(family.generate(_FIRST_SEED + index, "test", level) for index in range(per_level))
+        yield Stratum(name, level, weight / whole, items)
+
+
+def _listed_strata(items: Sequence[TaskItem], per_level: int) -> list[Stratum]:
+    def place(item: TaskItem) -> tuple[str, int]:
+        return item.family, item.level
+
+    sizes = Counter(item.family for item in items)
+    levels = [(key, tuple(members)) for key, members in itertools.groupby(sorted(items, key=place), key=place)]
+    return [Stratum(family, level, len(members) / sizes[family], members[:per_level]) for (family, level), members in levels]

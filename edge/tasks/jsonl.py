@@ -18,7 +18,7 @@ One object a line:
 | family | text | "jsonl"; what a report groups by |
 | id | text | from the question's hash |
 
-Blank lines are skipped; unknown keys are refused, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
+Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
 this schema. A byte order mark at the beginning is passed over.
 """
 
@@ -28,11 +28,12 @@ import ast
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from edge.core.choices import chosen_option
 from edge.core.errors import TaskFileError
 from edge.core.formatting import shown
 from edge.core.types import AnswerKind, Split, TaskItem
@@ -40,37 +41,21 @@ from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.tasks.record import Record, parsed_json
 from edge.tasks.source import ListedItems
 
-_KEYS = {
-    *("question", "answer", "tests", "task", "kind", "options", "preamble", "level", "max_steps", "split"),
-    *("solution", "family", "id"),
-}
+_FIELDS = ("question", "answer", "task", "kind", "options", "preamble", "level", "max_steps", "split", "solution", "family", "id")
+_KEYS = {*_FIELDS, "tests"}
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
 
 
-class JsonLinesSource:
-    """A TaskSource over one file; the training stream is reshuffled on every pass, seeded."""
+class JsonLinesSource(ListedItems):
+    """A TaskSource over one file, held-out items in file order."""
 
     def __init__(self, path: Path) -> None:
         """Reads and checks the whole file. Raises TaskFileError naming file and line."""
-        self._path = path
         hint = 'leave "split" out or add lines with "split": "train"'
-        self.items = ListedItems(read_items(path), order_name="jsonl", source=str(path), hint=hint)
-
-    @property
-    def name(self) -> str:
-        """The file's path."""
-        return str(self._path)
-
-    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
-        """Endless training stream from position `start`. Raises TaskFileError when the file has no training item."""
-        return self.items.train(seed, start)
-
-    def test(self, limit: int) -> Sequence[TaskItem]:
-        """The first `limit` held-out items in file order."""
-        return self.items.test(limit)
+        super().__init__(read_items(path), name=str(path), order_name="jsonl", hint=hint)
 
 
 def read_items(path: Path) -> list[TaskItem]:
@@ -79,58 +64,37 @@ def read_items(path: Path) -> list[TaskItem]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(f"{path}: cannot be read ({error})", hint="give the path of a UTF-8 JSON Lines file") from error
-    items = [_item(_record(line, f"{path}:{number}")) for number, line in enumerate(lines, 1) if line.strip()]
+    items = [_item(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
         raise TaskFileError(
             f"{path}: no task item in the file", hint='one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
         )
-    _refuse_repeated_ids(items, path)
+    for name, count in Counter(item.id for item in items).items():
+        if count > 1:
+            raise TaskFileError(
+                f"{path}: id {shown(name)!r} occurs twice", hint="remove the repeated question or give it its own id"
+            )
     return items
 
 
 def as_record(item: TaskItem) -> dict[str, Any]:
     """The line's object for an item; reading it gives the item back. What is at its default is left out."""
-    record = {
-        "question": item.question,
-        "answer": item.answer,
-        "task": item.task,
-        "kind": item.kind.value,
-        "options": list(item.options),
-        "preamble": item.preamble,
-        "level": item.level,
-        "max_steps": item.max_steps,
-        "split": item.split,
-        "solution": item.solution,
-        "family": item.family,
-        "id": item.id,
-    }
+    record = {key: getattr(item, key) for key in _FIELDS} | {"kind": item.kind.value, "options": list(item.options)}
     return {key: value for key, value in record.items() if value not in ("", [])}
 
 
-def _refuse_repeated_ids(items: Sequence[TaskItem], path: Path) -> None:
-    seen: set[str] = set()
-    for item in items:
-        if item.id in seen:
-            raise TaskFileError(
-                f"{path}: id {shown(item.id)!r} occurs twice", hint="remove the repeated question or give it its own id"
-            )
-        seen.add(item.id)
-
-
-def _record(line: str, where: str) -> Record:
+def _item(line: str, where: str) -> TaskItem:
     record = Record.of(parsed_json(line, where), where)
-    unknown = sorted(set(record.fields) - _KEYS)
-    if unknown:
+    if unknown := sorted(set(record.fields) - _KEYS):
         raise TaskFileError(f"{where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
-    return record
-
-
-def _item(record: Record) -> TaskItem:
     question = record.text("question")
     kind = AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], "math"))
     task = record.text("task", default="math")
     digest = hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
     hashed_split = "test" if int(digest[:8], 16) % _TEST_SHARE == 0 else "train"
+    preamble = record.optional_text("preamble")
+    if preamble and kind is not AnswerKind.PROGRAM:
+        raise record.bad("preamble", 'belongs to items of kind "program"')
     return TaskItem(
         id=record.text("id", default=f"jsonl/{digest[:16]}"),
         task=task,
@@ -143,7 +107,7 @@ def _item(record: Record) -> TaskItem:
         max_steps=record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1, most=_MOST_STEPS),
         options=_options(record, kind),
         solution=record.optional_text("solution"),
-        preamble=_preamble(record, kind),
+        preamble=preamble,
     )
 
 
@@ -158,22 +122,21 @@ def _answer(record: Record, kind: AnswerKind) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         raise record.bad("answer", f"must be a number, not {value}; where this word is the answer, write it as a text in quotes")
     if kind is AnswerKind.CHOICE:
-        _check_choice(record, str(value))
+        options = _options(record, kind)
+        named = chosen_option(str(value), options)
+        if named is None:
+            last = chr(ord("A") + len(options) - 1)
+            known = f"give a letter from A to {last}, an index from 0 to {len(options) - 1}, or the text of one option"
+            raise record.bad(
+                "answer", f"names none of the {len(options)} options, or more than one ({shown(str(value))!r}): {known}"
+            )
+        if [option.strip() for option in options].count(options[named].strip()) > 1:
+            raise record.bad(
+                "options", f"has {shown(options[named])!r} twice, so that nobody can answer with it: change one of them"
+            )
     if kind is AnswerKind.PROGRAM:
         _check_tests(record, "answer", str(value))
     return str(value)
-
-
-def _check_choice(record: Record, answer: str) -> None:
-    """Raises TaskFileError unless the answer names one option that stands there once."""
-    options = _options(record, AnswerKind.CHOICE)
-    named = named_option(answer, options)
-    if named is not None and stands_twice(named, options):
-        raise record.bad("options", f"has {shown(options[named])!r} twice, so that nobody can answer with it: change one of them")
-    if named is None:
-        last = chr(ord("A") + len(options) - 1)
-        known = f"give a letter from A to {last}, an index from 0 to {len(options) - 1}, or the text of one option"
-        raise record.bad("answer", f"names none of the {len(options)} options, or more than one ({shown(answer)!r}): {known}")
 
 
 def _tests(record: Record, kind: AnswerKind) -> str:
@@ -197,7 +160,8 @@ def _check_tests(record: Record, key: str, text: str) -> None:
     """Raises TaskFileError unless the text is Python, or a JSON object with as many inputs as outputs."""
     if text.lstrip().startswith("{"):
         pairs = parsed_json(text, f'{record.where}: "{key}"')
-        if not isinstance(pairs, Mapping) or not _is_pairs(pairs):
+        inputs, outputs = (pairs.get("inputs"), pairs.get("outputs")) if isinstance(pairs, Mapping) else (None, None)
+        if not (isinstance(inputs, list) and isinstance(outputs, list) and 0 < len(inputs) == len(outputs)):
             raise record.bad(key, 'must have the lists "inputs" and "outputs", equally long and not empty')
         return
     try:
@@ -206,65 +170,8 @@ def _check_tests(record: Record, key: str, text: str) -> None:
         raise record.bad(key, f"must be Python ({error})") from error
 
 
-def _is_pairs(pairs: Mapping[str, Any]) -> bool:
-    inputs, outputs = pairs.get("inputs"), pairs.get("outputs")
-    return isinstance(inputs, list) and isinstance(outputs, list) and 0 < len(inputs) == len(outputs)
-
-
 def _options(record: Record, kind: AnswerKind) -> tuple[str, ...]:
     options = record.texts("options")
     if kind is AnswerKind.CHOICE and not 2 <= len(options) <= _MOST_OPTIONS:
         raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
     return options
-
-
-def _preamble(record: Record, kind: AnswerKind) -> str:
-    preamble = record.optional_text("preamble")
-    if preamble and kind is not AnswerKind.PROGRAM:
-        raise record.bad("preamble", 'belongs to items of kind "program"')
-    return preamble
-
-
-_WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.DOTALL)
-_LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
-_INDEX = re.compile(r"\(?\s*(\d{1,2})\s*[).:]*")
-_LETTER_AND_TEXT = re.compile(r"\(?\s*([A-Za-z])\s*[).:]+\s*(\S.*)", re.DOTALL)
-
-
-def named_option(answer: str, options: Sequence[str]) -> int | None:
-    """The index of the one option that is named, else None."""
-    text = _unwrapped(answer)
-    if found := _LETTER.fullmatch(text):
-        return _of_letter(found[1], options)
-    exact = [index for index, option in enumerate(options) if option.strip() == text]
-    alike = [index for index, option in enumerate(options) if _plain(option) == _plain(text)]
-    named = exact or alike
-    if len(named) == 1:
-        return named[0]
-    if found := _INDEX.fullmatch(text):
-        return int(found[1]) if not named and int(found[1]) < len(options) else None
-    if found := _LETTER_AND_TEXT.fullmatch(text):
-        index = _of_letter(found[1], options)
-        return index if index is not None and _plain(found[2]) == _plain(options[index]) else None
-    return None
-
-
-def stands_twice(index: int, options: Sequence[str]) -> bool:
-    """Whether another option is equal to this one, so that naming its text names no option."""
-    return [option.strip() for option in options].count(options[index].strip()) > 1
-
-
-def _of_letter(letter: str, options: Sequence[str]) -> int | None:
-    index = ord(letter.upper()) - ord("A")
-    return index if index < len(options) else None
-
-
-def _unwrapped(text: str) -> str:
-    text = text.strip().strip("$").strip()
-    while found := _WRAPPED.fullmatch(text):
-        text = found[1].strip()
-    return text
-
-
-def _plain(text: str) -> str:
-    return " ".join(_unwrapped(text).casefold().split()).rstrip(".")

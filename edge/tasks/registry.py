@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.formatting import shown
-from edge.tasks.datasets.catalogue import DATA_SETS, DataSet, by_hub_id
+from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
@@ -21,39 +21,32 @@ def open_source(name: str) -> TaskSource:
     """The source called `name`. Raises UsageError for a name that cannot be meant, TaskFileError for what cannot be read."""
     kind, colon, rest = name.partition(":")
     if colon and kind == "practice":
-        return _practice(rest)
+        if rest not in FAMILIES and rest not in GROUPS:
+            raise UsageError(f"unknown practice family {shown(rest)!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
+        return PracticeSource(rest)
     data_set = data_set_of(name)
     if data_set is None:
         return _task_file(name)
-    return DataSetSource(data_set, _place(rest), name) if colon and kind != "hf" else DataSetSource.from_hub(data_set, name)
+    if not colon or kind == "hf":
+        return DataSetSource.from_hub(data_set, name)
+    if not rest:
+        raise UsageError("no path after the colon", hint="write NAME:PATH, or NAME alone for the hub")
+    return DataSetSource(data_set, _expanded(rest), name)
 
 
 def data_set_of(name: str) -> DataSet | None:
     """The data set that a source's name means, not opened; None for any other source. Raises UsageError for an unknown `hf:` name."""
     kind, colon, rest = name.partition(":")
-    return _known_on_hub(rest) if colon and kind == "hf" else DATA_SETS.get(kind)
-
-
-def _practice(family: str) -> PracticeSource:
-    if family not in FAMILIES and family not in GROUPS:
-        raise UsageError(f"unknown practice family {shown(family)!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
-    return PracticeSource(family)
-
-
-def _known_on_hub(hub_id: str) -> DataSet:
-    found = by_hub_id(hub_id)
+    if not colon or kind != "hf":
+        return DATA_SETS.get(kind)
+    wanted = rest.strip("/").lower()
+    found = [one for one in DATA_SETS.values() if wanted in (one.hub.lower(), f"{one.hub}/{one.config}".lower())]
     if not found:
         known = ", ".join(dict.fromkeys(one.hub for one in DATA_SETS.values()))
-        raise UsageError(f"hf:{shown(hub_id)}: not a data set this program knows the schema of", hint=f"known: {known}")
+        raise UsageError(f"hf:{shown(rest)}: not a data set this program knows the schema of", hint=f"known: {known}")
     if len(found) > 1:
-        raise UsageError(f"hf:{hub_id} has several parts", hint=f"say which: {', '.join(one.name for one in found)}")
+        raise UsageError(f"hf:{rest} has several parts", hint=f"choose one: {', '.join(one.name for one in found)}")
     return found[0]
-
-
-def _place(path: str) -> Path:
-    if not path:
-        raise UsageError("no path after the colon", hint="write NAME:PATH, or NAME alone for the hub")
-    return _expanded(path)
 
 
 def _task_file(name: str) -> JsonLinesSource:

@@ -35,18 +35,18 @@ class TaskSource(Protocol):
 class ListedItems:
     """Training items in a seeded order that changes on every pass, held-out items in the given order."""
 
-    def __init__(self, items: Sequence[TaskItem], *, order_name: str, source: str, hint: str) -> None:
-        """`order_name` is the name of the random stream that shuffles; `source` and `hint` are for the error about no training item."""
+    def __init__(self, items: Sequence[TaskItem], *, name: str, order_name: str, hint: str) -> None:
+        """`order_name` is the name of the random stream that shuffles; `name` and `hint` are for the error about no training item."""
+        self.name = name
         self.train_items = tuple(item for item in items if item.split == "train")
         self.test_items = tuple(item for item in items if item.split == "test")
         self._order_name = order_name
-        self._source = source
         self._hint = hint
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """Endless training stream from position `start`. Raises TaskFileError at once when there is no training item."""
         if not self.train_items:
-            raise TaskFileError(f"{self._source}: no training item", hint=self._hint)
+            raise TaskFileError(f"{self.name}: no training item", hint=self._hint)
         return self._shuffled(seed, start)
 
     def test(self, limit: int) -> Sequence[TaskItem]:

@@ -74,22 +74,24 @@ class Equivalence:
             return False
         if _WHOLE_NUMBER.fullmatch(reference) and _WHOLE_NUMBER.fullmatch(answer):
             return int(reference) == int(answer)
-        if (known := self._known.get((reference, answer))) is not None:
+        pair = (reference, answer)
+        if (known := self._known.get(pair)) is not None:
             return known  # without waiting for a comparison that takes long
         with self._lock:
-            return self._remembered(reference, answer)
+            if pair not in self._known:
+                agree = all(map(self._sides_agree, pair)) and not self._differ_by_percent(reference, answer)
+                self._known[pair] = agree and self._ask(pair)
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            return self._known[pair]
 
     def close(self) -> None:
         """End the process; a later comparison starts another."""
         with self._lock:
             self._end()
 
-    def _compare(self, reference: str, answer: str) -> bool:
-        agree = self._sides_agree(reference) and self._sides_agree(answer) and not self._differ_by_percent(reference, answer)
-        return agree and self._ask((reference, answer))
-
     def _sides_agree(self, text: str) -> bool:
-        """Whether all numbers of a chain like 2+3=5 are the same; what a name on the left is said to be, is no number of the chain."""
+        """Whether all numbers of a chain like 2+3=5 are the same; a name on the left is no number of the chain."""
         first, *others = _sides(text) or [""]
         chain = [first, *others] if _is_number(first) else others
         return all(chain[0] == side or self._ask((chain[0], side)) for side in chain[1:])
@@ -100,14 +102,6 @@ class Equivalence:
             return False
         bare = [_PERCENT.sub("", text).strip() for text in (reference, answer)]
         return (bare[0] == bare[1] or self._ask((bare[0], bare[1]))) and not self._ask((bare[0], "0"))
-
-    def _remembered(self, reference: str, answer: str) -> bool:
-        pair = (reference, answer)
-        if pair not in self._known:
-            self._known[pair] = self._compare(reference, answer)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return self._known[pair]
 
     def _ask(self, pair: tuple[str, str]) -> bool:
         process = self._started()
@@ -144,7 +138,7 @@ class Equivalence:
         return process
 
     def _line(self, process: subprocess.Popen[bytes], limit_s: float | None = None) -> str:
-        """One line of the process's output; "" when it has ended, runs on behind its CPU limit, or says nothing for `wall_s`."""
+        """One line of the process's output; "" when it has ended, runs on behind its CPU limit, or is silent for `wall_s`."""
         assert process.stdout is not None
         line, descriptor = b"", process.stdout.fileno()
         begun_s, late = _cpu_s(process.pid), 0
@@ -188,7 +182,7 @@ def _is_number(side: str) -> bool:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time that a process has used; 0 where it cannot be told."""
+    """CPU time that a process has used; 0 where that is not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

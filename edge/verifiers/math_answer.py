@@ -61,7 +61,7 @@ ExactMathAnswer = MathAnswer
 
 
 def both_verdicts() -> MathAnswer:
-    """A judge that rewards the exact string and also tells equivalence where math-verify is installed. Close it."""
+    """A judge that rewards the exact string and also reports equivalence where math-verify is installed. Close it."""
     return MathAnswer("exact", Equivalence() if equivalence_available() else None)
 
 

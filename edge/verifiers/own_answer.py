@@ -68,25 +68,17 @@ class OwnAnswer:
         key, final = OwnKey.from_json(item.answer), final_answer(response)
         if key is None:
             return None
-        known = self._by_words(key, final) if key.form == "text" else self._by_form(item, key, final)
-        if known is not None:
-            return known
+        for answers, verdict in ((key.right, True), (key.wrong, False)):
+            if any(self._is_same(item, key, answer, final) for answer in answers):
+                return verdict
         return False if key.right and key.closed and not _may_say(final, key) else None
 
-    def _by_form(self, item: TaskItem, key: OwnKey, final: str) -> bool | None:
-        boxed, kind = f"\\boxed{{{final}}}", _KINDS[key.form]
-        for answers, verdict in ((key.right, True), (key.wrong, False)):
-            for answer in answers:
-                if self._verifiers[kind].is_correct(replace(item, kind=kind, answer=answer, options=key.options), boxed):
-                    return verdict
-        return None
-
-    def _by_words(self, key: OwnKey, final: str) -> bool | None:
-        words = plain_words(final)
-        for answers, verdict in ((key.right, True), (key.wrong, False)):
-            if words in map(plain_words, answers):
-                return verdict
-        return None
+    def _is_same(self, item: TaskItem, key: OwnKey, answer: str, final: str) -> bool:
+        if key.form == "text":
+            return plain_words(final) == plain_words(answer)
+        kind = _KINDS[key.form]
+        known = replace(item, kind=kind, answer=answer, options=key.options)
+        return self._verifiers[kind].is_correct(known, f"\\boxed{{{final}}}")
 
 
 def final_answer(response: str) -> str:

@@ -3,7 +3,7 @@
 Tests come in two forms (`TaskItem.answer`):
 
 - Python text: asserts that call the program's functions, or HumanEval's `def check(candidate)` with its call at the end. A name the
-  tests do not define is the preamble's, else a built-in, else the program's. Arguments are handed over as copies. A pass needs at
+  tests do not define is the preamble's, else a built-in, else the program's. Arguments are passed as copies. A pass needs at
   least one check that was really executed and at least one call of the program. A check is an assert that held, or an exception of the
   program caught where the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
 - JSON text `{"inputs": [...], "outputs": [...]}`: each input is given to the program on its standard input and what it prints is
@@ -21,17 +21,17 @@ import functools
 import hashlib
 import json
 import math
-import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import UsageError
+from edge.core.machine import usable_cores
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_python_block
 from edge.verifiers.sandbox.role import Limits, Sandbox
@@ -81,45 +81,60 @@ def run_program_tests(
     return judge_program(ProgramTests(code, tests, preamble), sandbox, limits, SystemClock())
 
 
+class _BadTests(ValueError):
+    """Tests in JSON that cannot be run; the message is the verdict's reason."""
+
+
 def judge_program(given: ProgramTests, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
     """One verdict, without memory of others. Raises SandboxError."""
     from edge.verifiers.sandbox.inside.wire import Unencodable
+    from edge.verifiers.sandbox.session import run_functions
 
     given = ProgramTests(*(text.removeprefix(_BOM) for text in (given.code, given.tests, given.preamble)))
-    cases = _cases(given.tests)
     try:
-        if isinstance(cases, str):
-            return ProgramVerdict(False, cases)
-        if cases is not None and not cases.function:
-            return _judge_outputs(given, cases, sandbox, limits, clock)
-        return _judge_functions(given, cases, sandbox, limits, clock)
+        cases = _cases(given.tests)
+        if cases is None:
+            # The tests' random numbers depend on the tests alone, and a program cannot see them.
+            seed = int.from_bytes(hashlib.blake2b(given.tests.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+            request = {"form": "tests", "tests": given.tests, "preamble": given.preamble, "seed": seed}
+        elif cases.function:
+            request = {"form": "cases", "function": cases.function, "cases": cases.pairs}
+        else:
+            return _judge_outputs(_whole_source(given), cases.pairs, sandbox, limits, clock)
+        outcome = run_functions(sandbox, _whole_source(given), request, limits, clock)
+    except _BadTests as error:
+        return ProgramVerdict(False, str(error))
     except Unencodable as error:
         return ProgramVerdict(False, f"program or tests hold {error}")
+    return ProgramVerdict(not outcome.reason, outcome.reason, outcome.checks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cases:
-    inputs: list[Any]
-    outputs: list[Any]
+    """(input, output) each; `function` is the one to call with each input as its arguments, "" for whole programs."""
+
+    pairs: list[tuple[Any, Any]]
     function: str
 
 
-def _cases(tests: str) -> _Cases | str | None:
-    """The pairs of JSON tests, what is wrong with them, or None for tests in Python."""
+def _cases(tests: str) -> _Cases | None:
+    """The pairs of JSON tests; None for tests in Python. Raises _BadTests."""
     if not tests.lstrip().startswith("{"):
         return None
     try:
         content = json.loads(tests)
     except (ValueError, RecursionError):
         return None
-    inputs, outputs = content.get("inputs"), content.get("outputs")
+    inputs, outputs, function = content.get("inputs"), content.get("outputs"), str(content.get("fn_name") or "")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        return "the tests cannot be read: inputs and outputs must be lists of one length"
+        raise _BadTests("the tests cannot be read: inputs and outputs must be lists of one length")
     if _deeper_than(content, _DEEPEST):
-        return f"the tests cannot be read: nested deeper than {_DEEPEST}"
+        raise _BadTests(f"the tests cannot be read: nested deeper than {_DEEPEST}")
     if not inputs:
-        return "no check was executed"
-    return _Cases(inputs, outputs, str(content.get("fn_name") or ""))
+        raise _BadTests("no check was executed")
+    if function and not all(isinstance(arguments, list) for arguments in inputs):
+        raise _BadTests("the tests cannot be read: each input must be a list of arguments")
+    return _Cases(list(zip(inputs, outputs, strict=True)), function)
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
@@ -131,43 +146,26 @@ def _deeper_than(value: Any, depth: int) -> bool:
     return bool(level)
 
 
-def _judge_functions(given: ProgramTests, cases: _Cases | None, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
-    from edge.verifiers.sandbox.session import run_functions
-
-    request: dict[str, Any] = {"form": "tests", "tests": given.tests, "preamble": given.preamble, "seed": _seed(given.tests)}
-    if cases is not None:
-        if not all(isinstance(arguments, list) for arguments in cases.inputs):
-            return ProgramVerdict(False, "the tests cannot be read: each input must be a list of arguments")
-        pairs = list(zip(cases.inputs, cases.outputs, strict=True))
-        request = {"form": "cases", "function": cases.function, "cases": pairs}
-    outcome = run_functions(sandbox, whole_source(given), request, limits, clock)
-    return ProgramVerdict(not outcome.reason, outcome.reason, outcome.checks)
-
-
-def _judge_outputs(given: ProgramTests, cases: _Cases, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
+def _judge_outputs(
+    source: str, cases: Sequence[tuple[Any, Any]], sandbox: Sandbox, limits: Limits, clock: Clock
+) -> ProgramVerdict:
     from edge.verifiers.sandbox.session import run_whole
 
-    source = whole_source(given)
-    for number, (input_, output) in enumerate(zip(cases.inputs, cases.outputs, strict=True)):
+    for number, (input_, output) in enumerate(cases):
         run = run_whole(sandbox, source, _text(input_).encode("utf-8", "replace"), limits, clock)
         reason = run.reason or ("" if same_output(run.output.decode("utf-8", "replace"), _text(output)) else "wrong output")
         if reason:
             return ProgramVerdict(False, reason if reason.startswith("syntax") else f"{reason} in case {number + 1}", number)
-    return ProgramVerdict(True, "", len(cases.inputs))
+    return ProgramVerdict(True, "", len(cases))
 
 
-def whole_source(given: ProgramTests) -> str:
+def _whole_source(given: ProgramTests) -> str:
     """What is run: the preamble, then the model's program. Its imports from `__future__` go first, where Python wants them."""
     if not given.preamble.strip():
         return given.code
     future = "".join(f"{found[0]}\n" for found in _FUTURE.finditer(given.code))
     code = _FUTURE.sub(lambda found: "pass" + "\n" * found[0].count("\n"), given.code) if future else given.code
     return f"{future}{given.preamble.rstrip()}\n\n{code}"
-
-
-def _seed(tests: str) -> int:
-    """The seed of the tests' random numbers: depends on them alone, and a program cannot see them."""
-    return int.from_bytes(hashlib.blake2b(tests.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def _text(value: Any) -> str:
@@ -179,14 +177,11 @@ def _text(value: Any) -> str:
 
 def same_output(found: str, expected: str) -> bool:
     """Equal lines without trailing blanks, else equal words; where a decimal fraction is expected, a number close to it."""
-    if _lines(found) == _lines(expected):
+    lines = ([line.rstrip() for line in text.strip().splitlines()] for text in (found, expected))
+    if next(lines) == next(lines):
         return True
     mine, theirs = found.split(), expected.split()
     return len(mine) == len(theirs) and bool(theirs) and all(map(_same_word, mine, theirs))
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
 
 
 def _same_word(found: str, expected: str) -> bool:
@@ -216,7 +211,7 @@ class ProgramJudge:
         self._sandbox = functools.cache(sandbox)
         self._limits = limits or Limits()
         self._clock = clock or SystemClock()
-        self._slots = threading.BoundedSemaphore(at_once or _cores())
+        self._slots = threading.BoundedSemaphore(at_once or usable_cores())
         self._lock = threading.Lock()
         self._known: OrderedDict[ProgramTests, Future[ProgramVerdict]] = OrderedDict()
 
@@ -229,25 +224,18 @@ class ProgramJudge:
             self._known[given] = future
             self._known.move_to_end(given)
         if ours:
-            self._work_out(given, future)
+            try:
+                with self._slots:
+                    future.set_result(judge_program(given, self._sandbox(), self._limits, self._clock))
+            except BaseException as error:
+                with self._lock:
+                    self._known.pop(given, None)
+                future.set_exception(error)
+            else:
+                with self._lock:
+                    while len(self._known) > _REMEMBERED:
+                        self._known.popitem(last=False)
         return future.result()
-
-    def _work_out(self, given: ProgramTests, future: Future[ProgramVerdict]) -> None:
-        try:
-            with self._slots:
-                future.set_result(judge_program(given, self._sandbox(), self._limits, self._clock))
-        except BaseException as error:
-            with self._lock:
-                self._known.pop(given, None)
-            future.set_exception(error)
-            return
-        with self._lock:
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ProgramVerifier:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.core.engines import CPU, choose_providers
 from edge.core.errors import ModelFileError, UsageError
-from edge.core.onnx_providers import CPU, choose_providers
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
 from edge.routing.classifier import FEATURES, Logistic, ThresholdRouter, export, features, fit, threshold_for
@@ -109,11 +109,11 @@ def test_files_that_are_no_router_are_refused(trained: Logistic, tmp_path: Path)
         ThresholdRouter(tmp_path / "other.onnx")
 
 
-def test_missing_providers_fall_back_to_the_cpu_and_are_said(trained: Logistic, tmp_path: Path) -> None:
+def test_missing_providers_fall_back_to_the_cpu_and_are_reported(trained: Logistic, tmp_path: Path) -> None:
     export(trained, 0.5, tmp_path / "router.onnx")
     router = ThresholdRouter(tmp_path / "router.onnx", providers=("CoreML",))
     assert router.provider_choice.used[-1] == CPU
     choice = choose_providers(["TensorRT", "cuda", "CoreML"], ["CUDAExecutionProvider", CPU])
     assert choice.used == ("CUDAExecutionProvider", CPU)
-    assert choice.said == "ONNX runs on CUDA then CPU; not available here: TensorRT, CoreML"
-    assert choose_providers(["CPU"], [CPU]).said == "ONNX runs on CPU"
+    assert choice.summary == "ONNX runs on CUDA then CPU; not available here: TensorRT, CoreML"
+    assert choose_providers(["CPU"], [CPU]).summary == "ONNX runs on CPU"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge.verifiers.program import ProgramVerdict
-from edge.verifiers.sandbox import guard
+from edge.verifiers.sandbox import bubblewrap
 from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
 from tests.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
 
@@ -1063,7 +1063,7 @@ def _is_guard(process: psutil.Process) -> bool:
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        return process.cmdline() == ["/bin/sh", "-c", guard._WAIT]
+        return process.cmdline() == ["/bin/sh", "-c", bubblewrap._WAIT]
     return False
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from edge.answering.raw_text import ServedTexts
 from edge.core.clock import ManualClock
-from edge.core.precedence import ServingPrecedence
+from edge.core.concurrency import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, AnswerPiece

@@ -20,7 +20,6 @@ from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
 from edge.core.clock import ManualClock
 from edge.core.errors import Withheld
 from edge.core.types import Message
-from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
 from edge.rpc import codec
 from edge.rpc.grpc_client import GrpcCoordinatorClient
@@ -100,7 +99,7 @@ async def test_nothing_planted_arrives_from_answering_streaming_hints_learning_a
             if one.disguise == "plain":
                 assert _is_in(one.secret, completion.text)
         for number, one in enumerate(secrets[1::3]):
-            hint = with_hint((Message("user", "What is it?"),), one.text, 400, cutter(REGISTRY))
+            hint = with_hint((Message("user", "What is it?"),), one.text, 400, REGISTRY.cut)
             await wire.client.complete(call(f"h{number}", prompt_id=f"h{number}", messages=hint, max_output_tokens=900), 30.0)
         for number, one in enumerate(secrets[2::12]):
             asked = call(f"s{number}", one.text, prompt_id=f"s{number}", max_output_tokens=900)

@@ -29,9 +29,9 @@ from edge.rpc.client import BudgetSnapshot
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
+from edge.tasks.descriptions import strata_of
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
-from edge.tasks.strata import strata_of
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World

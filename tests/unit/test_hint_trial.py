@@ -12,7 +12,6 @@ from edge.evaluation.cloud import RecordingAnswers
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.hint_trial import HintTrial, Pair, Reply, hint_report, trial_rng
 from edge.evaluation.judging import Candidate, RolloutSettings
-from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
 from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
@@ -21,7 +20,7 @@ from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import item, local_answer, number_in
 
 STEPS = "<think>\nStep 1: ask jo@x.org of Falcon\n</think>\nI need external assistance."
-SETTINGS = RolloutSettings("run", 7, 2, 0.0, 64, "compact", "compact", 64, hint_cut=cutter(Registry(terms=["Falcon"])))
+SETTINGS = RolloutSettings("run", 7, 2, 0.0, 64, "compact", "compact", 64, hint_cut=Registry(terms=["Falcon"]).cut)
 
 
 def reply(right: bool, tokens: int = 100, spend_uusd: int = 50, cached: bool = False) -> Reply:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edge.cloud.hints import hint_of, with_hint
 from edge.config.schema import AgentConfig
 from edge.core.types import Message
-from edge.privacy.cutting import MOST_DIGITS, private_cut
+from edge.privacy.registry import MOST_DIGITS, private_cut
 
 ASKED = (Message("system", "be brief"), Message("user", "What is 2+2?"))
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from edge.core.clock import ManualClock, SystemClock
+from edge.core.concurrency import ServingPrecedence
 from edge.core.events import MemorySink
-from edge.core.precedence import ServingPrecedence
 from edge.core.types import Message
 from edge.learning.conditions import (
     ConditionRules,

@@ -31,14 +31,13 @@ WORDS = (
 )
 EACH = """
 import sys
-from edge.privacy.cutting import cutter
 from edge.privacy.registry import Registry
 registry = Registry(terms=["Project Falcon"], never_send=["like:a*b*c"], region="US")
 for pattern in sys.stdin.read().split("\\0"):
     text = (pattern * 40_000)[:{length}]
     redacted = registry.redacted([text])
     registry.leaks(redacted.texts, "", redacted.originals)
-    cutter(registry)(text[:4_000])
+    registry.cut(text[:4_000])
 """
 
 

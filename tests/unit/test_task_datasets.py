@@ -18,8 +18,7 @@ from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.dagrpo.prompts import user_prompt
-from edge.tasks.datasets.catalogue import DATA_SETS
-from edge.tasks.datasets.schemas import MOST_TESTS_CHARS
+from edge.tasks.datasets.catalogue import DATA_SETS, MOST_TESTS_CHARS
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind

@@ -11,10 +11,9 @@ import pytest
 from edge.core.errors import EdgeError, TaskFileError, UsageError
 from edge.core.types import AnswerKind
 from edge.tasks.descriptions import examples
-from edge.tasks.jsonl import JsonLinesSource, as_record, named_option, read_items
+from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
 from edge.tasks.practice import FAMILIES, practice_item
 from edge.tasks.registry import open_source
-from edge.verifiers.choice_answer import chosen_option
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -79,37 +78,6 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
     with pytest.raises(TaskFileError, match=r"tasks\.jsonl:2: ") as caught:
         open_source(str(path))
     assert complaint in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "a",
-        "B",
-        "(b)",
-        "C.",
-        "D",
-        "D) 1",
-        "A) 1",
-        "0",
-        "1",
-        "2",
-        "3",
-        "4",
-        "-1",
-        "one",
-        "One.",
-        "\\text{one}",
-        "$10$",
-        "",
-        "m",
-        "M",
-        "mm",
-    ],
-)
-@pytest.mark.parametrize("options", [["1", "one", "10"], ["m", "M"], ["x", "x"], ["mm", "MM", "mm"], ["2", "1", "0"]])
-def test_an_answer_names_the_option_that_the_verifier_reads_from_it(answer: str, options: list[str]) -> None:
-    assert named_option(answer, options) == chosen_option(answer, tuple(options))
 
 
 def test_a_byte_order_mark_at_the_beginning_is_passed_over(tmp_path: Path) -> None:

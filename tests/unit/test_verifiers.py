@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.core.choices import chosen_option
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.by_kind import VerifierByKind
-from edge.verifiers.choice_answer import chosen_option
 from edge.verifiers.math_answer import MathAnswer, MathVerdict
 
 

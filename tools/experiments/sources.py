@@ -26,7 +26,7 @@ def labels_of(name: str) -> frozenset[str]:
         return frozenset({data_set.task})
     source = open_source(full)
     if isinstance(source, JsonLinesSource):
-        return frozenset(item.task for item in (*source.items.train_items, *source.items.test_items))
+        return frozenset(item.task for item in (*source.train_items, *source.test_items))
     return frozenset({next(iter(source.train(0))).task})
 
 

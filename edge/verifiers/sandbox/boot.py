@@ -44,13 +44,13 @@ def confining() -> str:
 @functools.cache
 def program_block(*, compiled: bool = True) -> bytes:
     """The program's side of a sandbox: runs the program and answers calls of its functions."""
-    return _block(("wire", "limits", "reasons", "program"), compiled)
+    return _block(("wire", "limits", "program"), compiled)
 
 
 @functools.cache
 def judge_block(*, compiled: bool = True) -> bytes:
     """The judge's side."""
-    return _block(("wire", "limits", "reasons", "judge"), compiled)
+    return _block(("wire", "limits", "judge"), compiled)
 
 
 @functools.cache

@@ -3,7 +3,10 @@
 bwrap itself is started with an all but empty environment, because `--clearenv` alone leaves the caller's readable in /proc/1/environ;
 and /proc is not mounted at all. The root is read-only, so that no file can be written.
 
-When this process is killed, `--die-with-parent` ends bwrap and the program; until bwrap has come so far, the guard of its group does.
+When this process is killed, `--die-with-parent` ends bwrap and the program. bwrap's inner process, while it is still being made, waits
+without end for an outer one that has been killed at the wrong moment; so all are started in the group of a guard: a shell that does
+nothing but wait for the end of a pipe, which comes with our end, and then kills its own group. Who leaves that group must have a way of
+its own to end with us (`boot.LOADER` watches whether we are still there).
 """
 
 from __future__ import annotations
@@ -15,17 +18,19 @@ import select
 import shutil
 import signal
 import subprocess
+import threading
+import weakref
 from contextlib import suppress
 
-from edge.verifiers.sandbox.guard import Guard
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
-from edge.verifiers.sandbox.interpreter import ENVIRONMENT, Interpreter, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+from edge.verifiers.sandbox.interpreter import Interpreter, this_interpreter
+from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
 _END_S = 10.0
-_CHILD = re.compile(rb'"child-pid": (\d+)')  # told by the first write; the rest of this JSON comes later
+_WAIT = "trap '' HUP INT TERM; read -r nothing; kill -KILL 0"
+_CHILD = re.compile(rb'"child-pid": (\d+)')  # in the first write; the rest of this JSON comes later
 
 
 class Bubblewrap:
@@ -53,7 +58,7 @@ class Bubblewrap:
             raise SandboxError("bubblewrap is not installed (no command bwrap)", hint="install the package bubblewrap")
         self._command = found
         self._interpreter = this_interpreter()
-        self._guard = Guard()
+        self._guard = _Guard()
         machine = platform.machine()
         self._filter = program_filter(machine) if known_machine(machine) else None
 
@@ -62,30 +67,22 @@ class Bubblewrap:
         info, info_end = os.pipe()
         handed = [info_end]
         try:
-            options = [*self._options(), "--info-fd", str(info_end)]
+            options = [*_NAMESPACES, *_SESSION, *_file_system(self._interpreter), "--info-fd", str(info_end)]
             if self._filter is not None:
                 handed.append(_readable(self._filter))
                 options += ["--seccomp", str(handed[-1])]
-            process = subprocess.Popen(
-                [self._command, *options, "--", *self._interpreter.command(boot)],
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                env=ENVIRONMENT,
-                pass_fds=handed,
-                cwd="/",
-                process_group=self._guard.group(),
-            )
-        except OSError as error:
+            command = [self._command, *options, "--", *self._interpreter.command(boot)]
+            process = launched("bubblewrap", command, streams, pass_fds=handed, process_group=self._guard.group())
+        except OSError as error:  # of a pipe or the guard
             os.close(info)
             raise SandboxError(f"bubblewrap does not start: {error.strerror}") from error
+        except SandboxError:
+            os.close(info)
+            raise
         finally:
             for fd in handed:
                 os.close(fd)
         return _Wrapped(process, info)
-
-    def _options(self) -> list[str]:
-        return [*_NAMESPACES, *_SESSION, *_file_system(self._interpreter)]
 
 
 def _file_system(python: Interpreter) -> list[str]:
@@ -110,7 +107,7 @@ def _readable(content: bytes) -> int:
     return readable
 
 
-class _Wrapped(OwnProcess):
+class _Wrapped(Confined):
     """bwrap outside and process 1 of the sandbox inside; when that one ends, the kernel ends everything in there."""
 
     def __init__(self, process: subprocess.Popen[bytes], info: int) -> None:
@@ -120,10 +117,10 @@ class _Wrapped(OwnProcess):
 
     def pid(self) -> int:
         """Process 1 of the sandbox by its number out here; there is no other, since the filter refuses new ones."""
-        return self._told(0.0)
+        return self._reported(0.0)
 
-    def _told(self, timeout_s: float) -> int:
-        """What bwrap tells as soon as it has made its child; 0 when it has not yet, or never did."""
+    def _reported(self, timeout_s: float) -> int:
+        """The process that bwrap reports as soon as it has made its child; 0 when it has not yet, or never did."""
         if self._inner == 0 and self._info is not None and _ready(self._info, timeout_s):
             found = _CHILD.search(os.read(self._info, 4096))
             self._inner = int(found[1]) if found else 0
@@ -134,7 +131,7 @@ class _Wrapped(OwnProcess):
 
         bwrap itself must not go first: a child that it has made a moment ago does not yet end with it.
         """
-        inner = self._told(_END_S) if self.process.poll() is None else 0
+        inner = self._reported(_END_S) if self.process.poll() is None else 0
         if inner and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(inner, signal.SIGKILL)
@@ -155,3 +152,38 @@ def _ready(fd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(1000 * timeout_s))
+
+
+class _Guard:
+    """A process group that ends with this process. The shell in it starts when it is first asked for; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def group(self) -> int:
+        """The number of the group. Raises OSError when there is no shell."""
+        with self._lock:
+            if self._shell is None or self._owner != os.getpid() or self._shell.poll() is not None:
+                self._shell = subprocess.Popen(
+                    ["/bin/sh", "-c", _WAIT],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={},
+                    cwd="/",
+                    process_group=0,
+                )
+                self._owner = os.getpid()
+                weakref.finalize(self, _end, self._shell, self._owner)
+            return self._shell.pid
+
+
+def _end(shell: subprocess.Popen[bytes], owner: int) -> None:
+    """Let the shell end the group; a process forked from ours does not end it."""
+    assert shell.stdin is not None
+    with suppress(OSError):
+        shell.stdin.close()
+    if owner == os.getpid():
+        shell.wait()

@@ -24,7 +24,7 @@ SANDBOXES = Registry(
         "landlock": f"{_PACKAGE}.landlock:Landlock",
         "sandbox-exec": f"{_PACKAGE}.sandbox_exec:SandboxExec",
         "container": f"{_PACKAGE}.container:Container",
-        "none": f"{_PACKAGE}.unconfined:Unconfined",
+        "none": f"{_PACKAGE}.interpreter:Unconfined",
     },
 )
 _AUTOMATIC = {"Linux": ("bubblewrap", "landlock"), "Darwin": ("sandbox-exec",)}
@@ -93,17 +93,13 @@ def choose_sandbox(name: str, *, unsafe: bool = False) -> Sandbox:
     """
     if name == "none" and not unsafe:
         raise UsageError("programs run without isolation only with --unsafe-programs")
-    if name == "auto" and not unsafe:
-        return best_sandbox()
-    try:
-        return best_sandbox() if name == "auto" else _required(name)
-    except UsageError:
-        if name == "auto" and unsafe:
-            return _required("none")
-        raise
-
-
-def _required(name: str) -> Sandbox:
+    if name == "auto":
+        try:
+            return best_sandbox()
+        except UsageError:
+            if not unsafe:
+                raise
+            name = "none"
     found = look_for(name)
     if found.sandbox is None:
         raise UsageError(f"the sandbox {name} cannot be used: {found.complaint}")

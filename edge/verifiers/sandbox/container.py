@@ -10,8 +10,8 @@ import secrets
 import shutil
 import subprocess
 
-from edge.verifiers.sandbox.interpreter import ENVIRONMENT
-from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+from edge.verifiers.sandbox.interpreter import OPTIONS
+from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Limits, Protection, SandboxError, Streams, launched
 
 IMAGE = "python:3.12-slim"
 _ASK_S = 20.0
@@ -52,18 +52,12 @@ class Container:
     def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
         """Start a container. Raises SandboxError."""
         name = f"edge-program-{secrets.token_hex(8)}"
-        command = [self._command, "run", "--name", name, *_FIXED, *_limits(limits), self._image]
-        try:
-            process = subprocess.Popen(
-                [*command, "python3", "-S", "-s", "-P", "-B", "-X", "utf8", "-c", boot],
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"{self._command} does not start: {error.strerror}") from error
-        return _Running(process, self._command, name)
+        memory = f"{limits.memory_mib}m"
+        options = ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.threads)]
+        for key, value in ENVIRONMENT.items():
+            options += ["--env", f"{key}={value}"]
+        command = [self._command, "run", "--name", name, *_FIXED, *options, self._image, "python3", *OPTIONS, "-c", boot]
+        return _Running(launched(self._command, command, streams, env=None, cwd=None), self._command, name)
 
     def _ask(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         try:
@@ -72,15 +66,7 @@ class Container:
             raise SandboxError(f"{self._command} does not answer", hint="start its service") from error
 
 
-def _limits(limits: Limits) -> list[str]:
-    memory = f"{limits.memory_mib}m"
-    options = ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.threads)]
-    for name, value in ENVIRONMENT.items():
-        options += ["--env", f"{name}={value}"]
-    return options
-
-
-class _Running(OwnProcess):
+class _Running(Confined):
     """The command outside and the container it stands for."""
 
     def __init__(self, process: subprocess.Popen[bytes], command: str, name: str) -> None:

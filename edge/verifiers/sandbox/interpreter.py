@@ -1,7 +1,7 @@
 """The Python interpreter that runs inside, and the files it needs.
 
 The interpreter is the one this process runs on, without its virtual environment: binary, standard library and the shared libraries
-they load. Third-party packages are not part of it.
+they load. Third-party packages are not part of it. `Unconfined` is this interpreter with no sandbox around it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import signal
 import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.verifiers.sandbox.role import SandboxError
+from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Limits, Protection, SandboxError, Streams, launched
 
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
-"""All that a process inside finds in its environment: fixed hashes, so that a verdict can be repeated, and compact memory for threads."""
-_OPTIONS = ("-S", "-s", "-P", "-B", "-X", "utf8")
+OPTIONS = ("-S", "-s", "-P", "-B", "-X", "utf8")
 _PACKAGES = ("site-packages", "dist-packages")
 _PROGRAM_INTERPRETER = 3  # PT_INTERP: the file that loads shared libraries
 _SYSTEM_FOLDERS = ("/lib", "/usr/lib", "/nix/store", "/gnu/store")
-# Import every extension module of the standard library and tell which files are mapped by then.
+# Import every extension module of the standard library and print which files are mapped by then.
 _SURVEY = """
 import os, sys
 for folder in sys.path:
@@ -54,7 +54,7 @@ class Interpreter:
 
     def command(self, boot: str) -> list[str]:
         """The interpreter running a statement: no site, no user or script folder in its path, no byte code written."""
-        return [self.binary, *_OPTIONS, "-c", boot]
+        return [self.binary, *OPTIONS, "-c", boot]
 
     def stdlib_entries(self) -> list[str]:
         """What lies in the standard library's folder, hidden folders left out."""
@@ -75,26 +75,17 @@ def this_interpreter() -> Interpreter:
 
 def _libraries(binary: Path, stdlib: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(library folders of the system, single files elsewhere) that the interpreter and its extension modules load."""
-    command = [str(binary), *_OPTIONS, "-c", _SURVEY]
+    command = [str(binary), *OPTIONS, "-c", _SURVEY]
     survey = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=60)
     paths = [Path(line) for line in survey.stdout.splitlines()]
     mapped = [path for path in paths if ".so" in path.name and not path.is_relative_to(stdlib)]
     folders = sorted({path.parent for path in mapped})
     system = [folder for folder in folders if str(folder).startswith(_SYSTEM_FOLDERS)]
-    own = [folder for folder in folders if folder not in system]
-    return tuple(map(str, _outermost(system))), (*_names_of(mapped, own), *_loader(binary))
-
-
-def _outermost(folders: Sequence[Path]) -> Iterator[Path]:
-    """Folders that lie in no other of them."""
-    yield from (folder for folder in folders if not any(folder != other and folder.is_relative_to(other) for other in folders))
-
-
-def _names_of(files: Iterable[Path], folders: Iterable[Path]) -> Iterator[str]:
-    """Every name in these folders that leads to one of the files: libraries are looked up by a symbolic link."""
-    wanted = {path.resolve() for path in files}
-    for folder in folders:
-        yield from sorted(str(path) for path in folder.iterdir() if path.resolve() in wanted)
+    outermost = (one for one in system if not any(one != other and one.is_relative_to(other) for other in system))
+    # Of other folders every name that leads to a mapped file: libraries are looked up by a symbolic link.
+    wanted = {path.resolve() for path in mapped}
+    own = (path for folder in folders if folder not in system for path in sorted(folder.iterdir()) if path.resolve() in wanted)
+    return tuple(map(str, outermost)), (*map(str, own), *_loader(binary))
 
 
 def _loader(binary: Path) -> Iterator[str]:
@@ -117,3 +108,31 @@ def _links() -> Iterator[tuple[str, str]]:
     for place in map(Path, ("/lib", "/lib64", "/lib32")):
         if place.is_symlink():
             yield str(place.readlink()), str(place)
+
+
+class Unconfined:
+    """No sandbox at all, only with `--unsafe-programs`: plain processes with resource limits.
+
+    A program can read and write whatever its user can, and use the network.
+    """
+
+    name = "none"
+    same_python = True
+    protection = Protection(holds=(), lacks=("files", "network", "environment of this process", "other processes"))
+
+    def __init__(self) -> None:
+        self._interpreter = this_interpreter()
+
+    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+        """Start the interpreter in a process group of its own. Raises SandboxError."""
+        return _ProcessGroup(launched("the interpreter", self._interpreter.command(boot), streams))
+
+
+class _ProcessGroup(Confined):
+    """A process with its group. A process that leaves the group escapes."""
+
+    def kill(self) -> None:
+        """End the group and reap its leader."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        super().kill()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 from edge.verifiers.sandbox.boot import confining
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
-from edge.verifiers.sandbox.interpreter import ENVIRONMENT, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+from edge.verifiers.sandbox.interpreter import this_interpreter
+from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
 
 
 class Landlock:
@@ -46,28 +45,11 @@ class Landlock:
         self._interpreter = python = this_interpreter()
         entries = python.stdlib_entries()
         folders = [*python.library_folders, *(path for path in entries if Path(path).is_dir())]
-        files = [
-            *python.library_files,
-            *(path for path in entries if not Path(path).is_dir()),
-            "/dev/urandom",
-            "/etc/ld.so.cache",
-        ]
-        rights = f"{folders!r}, {files!r}, [{python.stdlib!r}], {program_filter(platform.machine(), own_pid=OWN_PID)!r}"
-        self._rights = rights
+        own_files = [path for path in entries if not Path(path).is_dir()]
+        files = [*python.library_files, *own_files, "/dev/urandom", "/etc/ld.so.cache"]
+        self._rights = f"{folders!r}, {files!r}, [{python.stdlib!r}], {program_filter(platform.machine(), own_pid=OWN_PID)!r}"
 
     def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
         """Start the interpreter, which confines itself before it reads anything. Raises SandboxError."""
         script = f"{confining()}\nconfine({os.getpid()}, {self._rights})\n{boot}"
-        try:
-            process = subprocess.Popen(
-                self._interpreter.command(script),
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"the interpreter does not start: {error.strerror}") from error
-        return OwnProcess(process)
+        return Confined(launched("the interpreter", self._interpreter.command(script), streams))

@@ -1,15 +1,18 @@
-"""The role of a sandbox: what is asked of one, and the limits of a run."""
+"""The role of a sandbox: what is asked of one, the limits of a run, and the process in it."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from edge.core.errors import EdgeError, UsageError
-from edge.verifiers.sandbox.inside.reasons import THREADS
+from edge.verifiers.sandbox.inside.limits import THREADS
 
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
+"""All that a process inside finds in its environment: fixed hashes, so that a verdict can be repeated, and compact memory for threads."""
 _SHORTEST_S, _LONGEST_S = 0.001, 86_400.0
 
 
@@ -32,21 +35,15 @@ class Limits:
     open_files: int = 64
 
     def __post_init__(self) -> None:
-        """Check the wall time."""
         if not _SHORTEST_S <= self.wall_s <= _LONGEST_S:  # false for NaN
             raise UsageError(
                 f"a program's time limit must be between {_SHORTEST_S} and {_LONGEST_S:.0f} seconds, not {self.wall_s}"
             )
 
-    @property
-    def cpu_s(self) -> int:
-        """Seconds of CPU time after which the kernel ends the process; behind the wall clock, should nobody watch it."""
-        return int(self.wall_s) + 2
-
     def rlimits(self) -> dict[str, int]:
-        """The same for setrlimit, by the names of its constants."""
+        """The same for setrlimit, by the names of its constants. CPU time is behind the wall clock, should nobody watch it."""
         return {
-            "RLIMIT_CPU": self.cpu_s,
+            "RLIMIT_CPU": int(self.wall_s) + 2,
             "RLIMIT_AS": self.memory_mib << 20,
             "RLIMIT_FSIZE": self.file_mib << 20,
             "RLIMIT_NOFILE": self.open_files,
@@ -78,24 +75,38 @@ class Streams:
     stderr: int
 
 
-class Confined(Protocol):
-    """One process in its sandbox."""
+class Confined:
+    """One process in its sandbox: a child of this one, with everything in there in one process group or PID namespace."""
 
-    def poll(self) -> int | None:
-        """The exit status (128 + signal, or negative, for one ended by a signal), or None while it runs."""
-        ...
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status once it has ended, or None when it still runs after `timeout_s` seconds."""
-        ...
+        """The exit status (128 + signal, or negative, for one ended by a signal), or None when it still runs after `timeout_s` seconds."""
+        try:
+            return self.process.wait(max(timeout_s, 0.0))
+        except subprocess.TimeoutExpired:
+            return None
 
     def excess(self, limits: Limits) -> str:
-        """What is used beyond the limits right now, of those that the kernel does not hold itself: a reason, or ""."""
-        ...
+        """What is used beyond the limits right now, of those that the kernel does not hold itself: a reason, or "".
+
+        Here the threads of the process, from procfs.
+        """
+        try:
+            found = Path(f"/proc/{self.pid()}/status").read_bytes().partition(b"\nThreads:")[2].split(maxsplit=1)
+        except OSError:
+            return ""
+        return THREADS if found and int(found[0]) > limits.threads else ""
+
+    def pid(self) -> int:
+        """The process that runs the interpreter; 0 while that is not known."""
+        return self.process.pid
 
     def kill(self) -> None:
         """End everything in there and wait until it is gone. May be repeated."""
-        ...
+        self.process.kill()
+        self.process.wait()
 
 
 class Sandbox(Protocol):
@@ -114,41 +125,10 @@ class Sandbox(Protocol):
         ...
 
 
-class OwnProcess:
-    """A confined process that is a child of this one, with everything in there in one process group or PID namespace."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-
-    def poll(self) -> int | None:
-        """Exit status or None."""
-        return self.process.poll()
-
-    def wait(self, timeout_s: float) -> int | None:
-        """Exit status or None."""
-        try:
-            return self.process.wait(max(timeout_s, 0.0))
-        except subprocess.TimeoutExpired:
-            return None
-
-    def excess(self, limits: Limits) -> str:
-        """Threads of the process, from procfs."""
-        return THREADS if threads_of(self.pid()) > limits.threads else ""
-
-    def pid(self) -> int:
-        """The process that runs the interpreter; 0 while that is not known."""
-        return self.process.pid
-
-    def kill(self) -> None:
-        """End it and reap it."""
-        self.process.kill()
-        self.process.wait()
-
-
-def threads_of(pid: int) -> int:
-    """Threads of a process by its procfs entry; 0 where there is none."""
+def launched(what: str, command: Sequence[str], streams: Streams, **options: Any) -> subprocess.Popen[bytes]:
+    """A process with these streams and ENVIRONMENT alone, in a session of its own; `options` of Popen prevail. Raises SandboxError."""
+    options = {"env": ENVIRONMENT, "cwd": "/", "start_new_session": "process_group" not in options, **options}
     try:
-        found = Path(f"/proc/{pid}/status").read_bytes().partition(b"\nThreads:")[2].split(maxsplit=1)
-    except OSError:
-        return 0
-    return int(found[0]) if found else 0
+        return subprocess.Popen(command, stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr, **options)
+    except OSError as error:
+        raise SandboxError(f"{what} does not start: {error.strerror}") from error

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 
 from edge.core.install import install_extra
-from edge.verifiers.sandbox.inside import reasons
-from edge.verifiers.sandbox.interpreter import ENVIRONMENT, Interpreter, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, OwnProcess, Protection, SandboxError, Streams
+from edge.verifiers.sandbox.inside.limits import MEMORY, THREADS
+from edge.verifiers.sandbox.interpreter import Interpreter, this_interpreter
+from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
 
 _READABLE = (
     "/usr/lib",
@@ -62,19 +61,7 @@ class SandboxExec:
 
     def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
         """Start the interpreter under the profile. Raises SandboxError."""
-        try:
-            process = subprocess.Popen(
-                [*self._command, *self._interpreter.command(boot)],
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SandboxError(f"sandbox-exec does not start: {error.strerror}") from error
-        return _Watched(process)
+        return _Watched(launched("sandbox-exec", [*self._command, *self._interpreter.command(boot)], streams))
 
 
 def profile(python: Interpreter, prefix: str) -> str:
@@ -104,7 +91,7 @@ def _quoted(path: str) -> str:
     return f'"{escaped}"'
 
 
-class _Watched(OwnProcess):
+class _Watched(Confined):
     def excess(self, limits: Limits) -> str:
         """Memory and threads in use now."""
         import psutil
@@ -115,5 +102,5 @@ class _Watched(OwnProcess):
         except psutil.Error:
             return ""
         if memory > limits.memory_mib << 20:
-            return reasons.MEMORY
-        return reasons.THREADS if threads > limits.threads else ""
+            return MEMORY
+        return THREADS if threads > limits.threads else ""

@@ -5,7 +5,7 @@ Two kinds of session. In `run_functions` the program and the judge each have a s
     we ──tests──▶ judge ──calls──▶ program            the program's stdout is the judge's stdin, and the other way round;
     we ◀─verdict─ judge ◀─replies─ program            the verdict has a channel that only the judge holds
 
-Both channels first carry what we send ourselves, and the program's text goes out only after the judge has said that it holds the tests:
+Both channels first carry what we send ourselves, and the program's text goes out only after the judge has reported that it holds the tests:
 until then nothing that a model wrote runs, so it can neither write before or between the tests nor look for them on their way. In
 `run_whole` the program reads one input and writes one output, and no judge is needed: the expected output never leaves this process.
 
@@ -27,7 +27,7 @@ from typing import Any
 
 from edge.core.clock import Clock
 from edge.verifiers.sandbox import boot
-from edge.verifiers.sandbox.inside import reasons
+from edge.verifiers.sandbox.inside.limits import OUTPUT, TIME, sentence
 from edge.verifiers.sandbox.inside.wire import BadFrame, decode, encode, framed
 from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, SandboxError, Streams
 
@@ -56,7 +56,7 @@ class WholeRun:
 
 
 def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limits: Limits, clock: Clock) -> Outcome:
-    """Load a program and let the judge call its functions. Raises SandboxError, Unencodable for what is too large to hand over."""
+    """Load a program and let the judge call its functions. Raises SandboxError, Unencodable for what is too large to pass."""
     nonce = secrets.token_hex(16)
     program_text = _message({"mode": "functions", "source": source, "limits": limits.rlimits()})
     judge_text = _message({**tests, "nonce": nonce, "limits": limits.rlimits()})
@@ -66,9 +66,9 @@ def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limit
         judge = watch.started(stack, sandbox, boot.LOADER, _streams(to_judge, to_program, verdict))
         program = watch.started(stack, sandbox, boot.LOADER, _streams(to_program, to_judge, notes))
         for channel in (verdict, notes):
-            channel.close_into()
+            channel.into.close()
         for channel in (to_judge, to_program):
-            channel.close_out()
+            channel.out.close()
         drains = Drain(verdict, _VERDICT_BYTES), Drain(notes, len(HELLO))
         feeds = [
             Feed(to_program, boot.program_block(compiled=sandbox.same_python)),
@@ -87,16 +87,16 @@ def run_whole(sandbox: Sandbox, source: str, given: bytes, limits: Limits, clock
         watch = Watch(clock, limits)
         program = watch.started(stack, sandbox, boot.LOADER, _streams(stdin, stdout, notes))
         for channel in (stdout, notes):
-            channel.close_into()
-        stdin.close_out()
-        output, told = Drain(stdout, limits.output_bytes), Drain(notes, 256)
+            channel.into.close()
+        stdin.out.close()
+        output, noted = Drain(stdout, limits.output_bytes), Drain(notes, 256)
         feeds = [
             Feed(stdin, boot.program_block(compiled=sandbox.same_python)),
-            Feed(stdin, text + given, last=True, after=told),
+            Feed(stdin, text + given, last=True, after=noted),
         ]
-        reason = watch.pump(feeds, (told, output), lambda: output.closed, (program,))
+        reason = watch.pump(feeds, (noted, output), lambda: output.closed, (program,))
         if not reason:
-            reason = reasons.OUTPUT if output.full else _ending(program, bytes(told.data), watch)
+            reason = OUTPUT if output.full else _ending(program.wait(watch.left_s()), bytes(noted.data))
         return WholeRun(bytes(output.data), reason)
 
 
@@ -118,28 +118,26 @@ def _frame(drain: Drain) -> bytes | None:
 
 
 def _outcome(frame: bytes | None, nonce: str) -> Outcome:
-    if frame is None:
-        return Outcome("the tests ended without a verdict")
     try:
-        answered, passed, reason, checks = decode(frame)
+        answered, passed, reason, checks = decode(frame or b"")
+        is_verdict = answered == nonce and isinstance(reason, str) and isinstance(checks, int)
     except (BadFrame, ValueError, TypeError):
-        return Outcome("the tests ended without a verdict")
-    if answered != nonce or not isinstance(reason, str) or not isinstance(checks, int):
+        is_verdict = False
+    if not is_verdict:
         return Outcome("the tests ended without a verdict")
     if passed is True and not reason and checks > 0:
         return Outcome("", checks)
     return Outcome(" ".join(reason.split())[:200] or "the tests did not pass", checks)
 
 
-def _ending(program: Confined, notes: bytes, watch: Watch) -> str:
-    """Why a program that has closed its output did not end in order, or ""."""
-    status = program.wait(watch.left_s())
+def _ending(status: int | None, notes: bytes) -> str:
+    """Why a program that has closed its output did not end in order, or "". `status` None: it still runs."""
     if status is None:
-        return reasons.TIME
+        return TIME
     if status == 0:
         return ""
     lines = notes.decode("ascii", "replace").splitlines()
-    return reasons.told(lines[1], "").strip() if len(lines) > 1 else f"the program ended with status {status}"
+    return sentence(lines[1], "").strip() if len(lines) > 1 else f"the program ended with status {status}"
 
 
 class Feed:
@@ -152,14 +150,9 @@ class Feed:
         self._after = after
 
     @property
-    def may_go(self) -> bool:
-        """Whether what it waits for has come."""
-        return self._after is None or self._after.greeted
-
-    @property
-    def fd(self) -> int:
-        """Where to write."""
-        return self._channel.into.fileno()
+    def fd(self) -> int | None:
+        """Where to write; None while what it waits for has not come."""
+        return self._channel.into.fileno() if self._after is None or self._after.greeted else None
 
     def write(self) -> bool:
         """Write as much as goes without waiting; True when all is written or nobody reads any more."""
@@ -170,7 +163,7 @@ class Feed:
         except (BrokenPipeError, ConnectionResetError):
             self._left = self._left[:0]
         if not self._left and self._last:
-            self._channel.close_into()
+            self._channel.into.close()
         return not self._left
 
 
@@ -240,23 +233,17 @@ class Watch:
 
         The first drains carry the processes' hellos.
         """
-        waiting, hellos = list(feeds), drains[: len(confined)]
+        waiting = list(feeds)
         while not done():
             _move(waiting, drains, min(_LOOK_S, max(self.left_s(), 0.0)))
-            self._see_running(hellos, confined)
+            self._see_running(drains[: len(confined)], confined)
             if self.left_s() <= 0.0:
-                return reasons.TIME
-            if excess := self._excess(confined):
-                return excess
+                return TIME
+            if (now := self._clock.monotonic()) >= self._next_look:  # not after each move, however much there is to move
+                self._next_look = now + _LOOK_S
+                if excess := next(filter(None, (process.excess(self._limits) for process in confined)), ""):
+                    return excess
         return ""
-
-    def _excess(self, confined: Sequence[Confined]) -> str:
-        """What a process uses beyond its limits; looked at now and then, however much there is to move."""
-        now = self._clock.monotonic()
-        if now < self._next_look:
-            return ""
-        self._next_look = now + _LOOK_S
-        return next(filter(None, (process.excess(self._limits) for process in confined)), "")
 
     def _see_running(self, hellos: Sequence[Drain], confined: Sequence[Confined]) -> None:
         """The program's own time begins when every interpreter is up."""
@@ -274,16 +261,16 @@ class Watch:
 def _move(waiting: list[Feed], drains: Sequence[Drain], timeout_s: float) -> None:
     """Wait for a channel to be ready and move bytes."""
     readers = {drain.fd: drain for drain in drains if not drain.closed}
-    writer = waiting[0] if waiting and waiting[0].may_go else None
+    writable = waiting[0].fd if waiting else None
     poll = select.poll()
     for fd in readers:
         poll.register(fd, select.POLLIN)
-    if writer is not None:
-        poll.register(writer.fd, select.POLLOUT)
+    if writable is not None:
+        poll.register(writable, select.POLLOUT)
     for fd, _ in poll.poll(1000 * timeout_s):
         if fd in readers:
             readers[fd].read()
-        elif writer is not None and writer.write():
+        elif waiting[0].write():
             waiting.pop(0)
 
 
@@ -295,17 +282,9 @@ class Channel:
         self.out.shutdown(socket.SHUT_WR)
         self.into.shutdown(socket.SHUT_RD)
 
-    def close_out(self) -> None:
-        """Close our reading end."""
-        self.out.close()
-
-    def close_into(self) -> None:
-        """Close our writing end."""
-        self.into.close()
-
     def __enter__(self) -> Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close_out()
-        self.close_into()
+        self.out.close()
+        self.into.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.core.errors import EdgeError
-from edge.core.exits import exit_name
+from edge.core.formatting import exit_name
 from edge.core.install import install_extra
 from tools.simulate.reports.places import put
 from tools.simulate.sweeps.child import played

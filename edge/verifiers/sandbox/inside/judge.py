@@ -14,8 +14,7 @@ import builtins
 import posix
 import sys
 
-from edge.verifiers.sandbox.inside.limits import set_limits
-from edge.verifiers.sandbox.inside.reasons import ENDED, ENDED_EARLY, MEMORY, exception_class, told
+from edge.verifiers.sandbox.inside.limits import ENDED, ENDED_EARLY, MEMORY, exception_class, sentence, set_limits
 from edge.verifiers.sandbox.inside.wire import BadFrame, Ended, Unencodable, decode, encode, framed, read_frame, write_all
 
 TYPE_CHECKING = False
@@ -77,7 +76,7 @@ class Link:
         except (Ended, BadFrame, ValueError, TypeError):
             self.failed = ENDED_EARLY
             return self.failed
-        self.failed = told(failure if word == "loaded" else None, "while it was loaded")
+        self.failed = sentence(failure if word == "loaded" else None, "while it was loaded")
         return self.failed
 
     def ask(
@@ -298,14 +297,14 @@ def _preamble_names(preamble: str) -> dict[str, Any]:
 
 
 def _is_stub(node: Any) -> bool:
-    """A function or class whose body says nothing: docstring, `pass`, `...`, `raise NotImplementedError`."""
+    """A function or class with an empty body: docstring, `pass`, `...`, `raise NotImplementedError`."""
     kind = type(node).__name__
     if kind == "ClassDef":
-        return node.name == "Solution" or all(_is_stub(child) or _says_nothing(child) for child in node.body)
-    return kind in ("FunctionDef", "AsyncFunctionDef") and all(map(_says_nothing, node.body))
+        return node.name == "Solution" or all(_is_stub(child) or _is_empty(child) for child in node.body)
+    return kind in ("FunctionDef", "AsyncFunctionDef") and all(map(_is_empty, node.body))
 
 
-def _says_nothing(node: Any) -> bool:
+def _is_empty(node: Any) -> bool:
     kind = type(node).__name__
     return kind in ("Pass", "Raise") or (kind == "Expr" and type(node.value).__name__ == "Constant")
 

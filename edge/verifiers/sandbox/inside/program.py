@@ -10,8 +10,7 @@ import builtins
 import posix
 import sys
 
-from edge.verifiers.sandbox.inside.limits import set_limits
-from edge.verifiers.sandbox.inside.reasons import failure
+from edge.verifiers.sandbox.inside.limits import failure, set_limits
 from edge.verifiers.sandbox.inside.wire import Ended, Unencodable, decode, encode, framed, read_frame, write_all
 
 TYPE_CHECKING = False
@@ -55,7 +54,7 @@ def _module(name: str) -> Any:
 
 
 def _run_whole(source: str, notes: int) -> None:
-    """Run the program as `__main__`. A note tells why it could not start or ended."""
+    """Run the program as `__main__`. A note holds why it could not start or ended."""
     try:
         code = compile(source, "program.py", "exec", dont_inherit=True)
         exec(code, _module("__main__").__dict__)  # noqa: S102 - this is the place for it
