@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -286,6 +286,7 @@ curves = st.dictionaries(st.integers(0, 200).map(lambda cents: cents / 100), st.
 
 
 @given(curves, st.floats(0, 1), st.floats(0, 1))
+@example({0.35: 1.0, 1.89: 0.0}, 0.0, 0.1)
 def test_a_higher_rate_never_needs_a_higher_price(rates: dict[float, float], one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert min(rates) <= price_for_rate(rates, high) <= price_for_rate(rates, low) <= max(rates)
