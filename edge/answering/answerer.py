@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
-from edge.answering.draft import UNFOLLOWED, AnswerSettings, Draft, Pieces, refusal_of
-from edge.answering.recorder import AnswerRecorder
+from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces, refusal_of
 from edge.budget.access import CloudAccess
 from edge.budget.dial import HelpDial, Setting
 from edge.config.schema import Mode
@@ -16,11 +15,12 @@ from edge.core.clock import Clock
 from edge.core.concurrency import closing
 from edge.core.errors import CloudOff, CoordinatorError, UsageError
 from edge.core.precedence import ServingPrecedence
-from edge.core.types import FinishReason, Message, Sampling
+from edge.core.types import FinishReason, Message, Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
 from edge.inference.backend import InferenceBackend
+from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 
 
@@ -306,3 +306,39 @@ def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Messa
     own = "\n\n".join(message.content for message in messages if message.role == "system")
     system = f"{SYSTEM_PROMPT}\n\n{own}" if own else SYSTEM_PROMPT
     return (Message("system", system), *(message for message in messages if message.role != "system"))
+
+
+class ServedTexts:
+    """`RawText` of the agent's model, at the precedence of people: learning waits for it.
+
+    A raw text is no question to the agent: nothing is decided, nothing leaves the machine, nothing is learned from it or recorded.
+    """
+
+    def __init__(self, texts: RawText, gate: ServingPrecedence) -> None:
+        self._texts = texts
+        self._gate = gate
+
+    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncGenerator[TextDelta, None]:
+        """Stream the continuation of a raw prompt; see `RawText`."""
+        with self._gate.serving():
+            async with closing(self._texts.continue_text(prompt, sampling, seed)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
+        """How likely the tokens of a text are; see `RawText`."""
+        with self._gate.serving():
+            return await self._texts.read(prompt, top_logprobs)
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a text."""
+        return self._texts.text_tokens(text)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that ids stand for. Raises UsageError."""
+        return self._texts.text_of(token_ids)
+
+    @property
+    def tokenizer(self) -> TokenizerInfo:
+        """What a client that prepares prompts itself has to know."""
+        return self._texts.tokenizer

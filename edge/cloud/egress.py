@@ -32,6 +32,7 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
 )
 from edge.rpc.v1 import budget_pb2, call_pb2
 
@@ -77,14 +78,12 @@ class EgressClient:
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} begins", "OpenStep", payload)):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ."""
         self._refuse_labels([task])
-        payload = codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate).SerializeToString()
+        payload = codec.encode_close_step(task, step, units).SerializeToString()
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} is done", "CloseStep", payload)):
-            return await self._client.close_step(task, step, total_units, help_units, uncalled_units, own_rate)
+            return await self._client.close_step(task, step, units)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once. Raises Withheld when the call may not be sent."""

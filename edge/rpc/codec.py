@@ -21,6 +21,7 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
     TaskTerms,
 )
 from edge.rpc.errors import from_status, to_status
@@ -255,17 +256,15 @@ def encode_open_step(task: str, step: int, planned_prompts: int, group_size: int
     )
 
 
-def encode_close_step(
-    task: str, step: int, total_units: int, help_units: int, uncalled_units: int, own_rate: float | None = None
-) -> step_pb2.CloseStepRequest:
+def encode_close_step(task: str, step: int, units: StepUnits) -> step_pb2.CloseStepRequest:
     """The request that reports a learning step."""
     return step_pb2.CloseStepRequest(
         task=task,
         step=step,
-        total_units=total_units,
-        help_units=help_units,
-        uncalled_units=uncalled_units,
-        own_rate=own_rate,
+        total_units=units.total,
+        help_units=units.help,
+        uncalled_units=units.uncalled,
+        own_rate=units.own_rate,
     )
 
 

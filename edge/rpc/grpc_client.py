@@ -44,10 +44,11 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
+    fingerprint,
 )
 from edge.rpc.credentials import ClientCredentials, Stamp
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
-from edge.rpc.fingerprint import fingerprint
 from edge.rpc.handshake import why_no_handshake
 from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2_grpc
 
@@ -119,11 +120,9 @@ class GrpcCoordinatorClient:
         request = _encode(lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
         return codec.decode_step_opened(await self._control("OpenStep", request))
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(lambda: codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate))
+        request = _encode(lambda: codec.encode_close_step(task, step, units))
         return codec.decode_step_closed(await self._control("CloseStep", request))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:

@@ -16,8 +16,9 @@ from typing import Any
 
 from edge.core.clock import day_began, local_day
 from edge.core.errors import NotFound, StateError
+from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, StepUnits, Terms
+from edge.state.rows import Lineage, Position, Report, Terms
 from edge.state.schema import check_readable
 
 POSITION = "position"
