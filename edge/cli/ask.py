@@ -24,7 +24,7 @@ from edge.core.types import Message
 
 if TYPE_CHECKING:
     from edge.cli.asking import Answer, Screen
-    from edge.serve.ports import Question
+    from edge.state.answer_record import AnswerRequest
 
 
 def command(
@@ -119,7 +119,7 @@ def ask(settings: Settings, question: str | None, options: AskOptions) -> int:
     return FELL_BACK if options.fail_on_fallback and answer.note.source == "local-fallback" else 0
 
 
-async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer:
+async def _ask(settings: Settings, question: AnswerRequest, screen: Screen) -> Answer:
     from edge.cli.asking import answering, ask_and_show
 
     async with answering(settings, question.mode) as reader:
@@ -130,7 +130,7 @@ async def _ask(settings: Settings, question: Question, screen: Screen) -> Answer
         return await ask_and_show(reader, question, screen)
 
 
-def _question(mode: str | None, question: str | None, options: AskOptions) -> Question:
+def _question(mode: str | None, question: str | None, options: AskOptions) -> AnswerRequest:
     from edge.cli.asking import new_question
 
     system = [Message("system", options.system)] if options.system and options.system.strip() else []

@@ -15,8 +15,9 @@ from edge.cli.starting import starting_lines
 from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.types import Message
 from edge.privacy.rules import NeverSend
-from edge.serve.ports import AnswerNote, Mode, Question
+from edge.serve.ports import AnswerNote, Mode
 from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -33,7 +34,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 class Reader:
     """Whoever answers: `read` streams one answer by channel, then its note; `control` looks and steers. Both may raise EdgeError."""
 
-    read: Callable[[Question], Reading]
+    read: Callable[[AnswerRequest], Reading]
     control: AgentControl
 
 
@@ -81,7 +82,7 @@ def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: N
     own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
     off = switched_off(resolved.config)
 
-    async def read(question: Question) -> Reading:
+    async def read(question: AnswerRequest) -> Reading:
         mode, no_cloud = question.mode or own_mode, off
         if never_send.broken([message.content for message in question.messages]):
             no_cloud = no_cloud or "--never-send forbids it"
@@ -126,12 +127,12 @@ def own_reader(agent: Agent) -> Reader:
     return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
 
 
-def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:
+def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:
     """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
-    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
+    return AnswerRequest(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 
-async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:
+async def ask_and_show(reader: Reader, question: AnswerRequest, screen: Screen) -> Answer:
     """Ask, and show the answer on the screen as it comes. Raises EdgeError."""
     try:
         return await _shown(reader, question, screen)
@@ -140,7 +141,7 @@ async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> An
         raise
 
 
-async def _shown(reader: Reader, question: Question, screen: Screen) -> Answer:
+async def _shown(reader: Reader, question: AnswerRequest, screen: Screen) -> Answer:
     answer = Answer()
     async with aclosing(reader.read(question)) as events:
         async for event in events:

@@ -25,10 +25,11 @@ from edge.serve.chat_schemas import (
     logprobs_body,
     model_body,
 )
-from edge.serve.ports import AnswerNote, AnswerService, Mode, Question
+from edge.serve.ports import AnswerNote, AnswerService, Mode
 from edge.serve.reasoning import ChannelText, read_answer
 from edge.serve.schemas import usage_body
 from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone
+from edge.state.answer_record import AnswerRequest
 
 NO_STORE = {"cache-control": "no-store"}
 EVENT_STREAM = {"text/event-stream": {"schema": {"description": "Each event a chunk as OpenAI's, then [DONE]."}}}
@@ -81,7 +82,7 @@ def add_chat_routes(
         return JSONResponse(model_body(name, started, models, context_tokens))
 
 
-def questions_of(question: Question, choices: int) -> list[Question]:
+def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
     """A question for each answer that is asked for, with an id and a seed of its own.
 
     Several are answered on this machine, with the reason in `no_cloud`: a request makes one cloud call at most.
@@ -97,13 +98,13 @@ def questions_of(question: Question, choices: int) -> list[Question]:
             id=f"{question.id}-{index}",
             mode="local-only",
             no_cloud=why,
-            seed=choice_seed(question.seed or 0, index),
+            seed=choice_seed(question.seed, index),
         )
         for index in range(choices)
     ]
 
 
-def completion_body(request: ChatRequest, question: Question, choices: Sequence[Choice], created: int) -> dict[str, Any]:
+def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
     """The `chat.completion` object. With several answers each choice carries its own `edge` object."""
     edges = [edge_metadata(request, question, choice.note) for choice in choices]
     bodies = [_choice_body(request, index, choice) for index, choice in enumerate(choices)]
@@ -139,7 +140,7 @@ def _usage(notes: Sequence[AnswerNote]) -> dict[str, int]:
 class ChunkWriter:
     """The `chat.completion.chunk` objects of one streamed request."""
 
-    def __init__(self, request: ChatRequest, question: Question, created: int) -> None:
+    def __init__(self, request: ChatRequest, question: AnswerRequest, created: int) -> None:
         self._request = request
         self._question = question
         self._notes: list[AnswerNote] = []

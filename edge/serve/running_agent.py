@@ -14,8 +14,8 @@ from edge.answering.explain import explained
 from edge.budget.overview import overview
 from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
-from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
-from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.serve.ports import AnswerNote, AnswerPiece
+from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
 from edge.state.feedback import Feedback, Verdict
 from edge.state.reader import Used
 
@@ -29,9 +29,9 @@ class AgentAnswers:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
+    async def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
         """Stream one answer; the last piece has the note."""
-        deltas = self._agent.answerer.stream(request_of(question))
+        deltas = self._agent.answerer.stream(question)
         async with aclosing(deltas):
             async for delta in deltas:
                 yield AnswerPiece(delta.text, self._note(delta.record) if delta.record else None, delta.tokens)
@@ -41,23 +41,7 @@ class AgentAnswers:
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""
-        return Standing(**asdict(self._agent.answerer.standing(task)))
-
-
-def request_of(question: Question) -> AnswerRequest:
-    """The question in the agent's words."""
-    return AnswerRequest(
-        messages=question.messages,
-        mode=question.mode,
-        id=question.id,
-        task=question.task,
-        temperature=question.temperature,
-        max_tokens=question.max_tokens,
-        seed=abs(question.seed or 0),
-        beyond=question.beyond,
-        wishes=question.wishes,
-        no_cloud=question.no_cloud,
-    )
+        return self._agent.answerer.standing(task)
 
 
 def note_of(record: AnswerRecord) -> AnswerNote:
