@@ -210,11 +210,9 @@ class BudgetWatch:
                 pass
             finally:
                 self._newest = None
-            await asyncio.sleep(self._pause_s(failures))
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
+            await asyncio.sleep(pause_s * (0.5 + 0.5 * self._rng.random()))
             failures += 1
-
-    def _pause_s(self, failures: int) -> float:
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16)) * (0.5 + 0.5 * self._rng.random())
 
 
 class CoordinatorProcess(Protocol):
@@ -279,7 +277,9 @@ class CoordinatorLink:
             if self._process is not None:
                 closing.push_async_callback(self._process.aclose)
                 await self._process.start()
-            await self._register()
+            for terms in await self._terms_of(self._learned.tasks):
+                if self._state.terms(terms.task) is None:
+                    self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
         except CoordinatorUnavailable as error:
             self.client.lost(why_away(error))
 
@@ -322,11 +322,6 @@ class CoordinatorLink:
     async def call(self, call_key: str) -> CloudCompletion:
         """The coordinator's entry of a call. Raises CoordinatorError."""
         return await self.client.get_call(call_key)
-
-    async def _register(self) -> None:
-        for terms in await self._terms_of(self._learned.tasks):
-            if self._state.terms(terms.task) is None:
-                self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     async def _terms_of(self, tasks: Sequence[str]) -> list[TaskTerms]:
         """What the coordinator holds tasks to. One that this device may not work on is answered here, and not learned."""

@@ -1,4 +1,4 @@
-"""Why a connection to a coordinator fails: one line, and what to do.
+"""Connections to a coordinator, and why one fails: one line, and what to do.
 
 gRPC reports of a failed handshake only that nothing answers, so one is made again by itself, with Python's own TLS. A device without TLS
 shakes hands as well: a server that answers it wants TLS.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import grpc
 
 from edge.rpc.address import Address
 from edge.rpc.credentials import ClientCredentials, ClientTls
@@ -39,6 +42,14 @@ ADMINISTRATOR = Caller("administrator", "admin", "edge-coordinator pki admin NAM
 
 class _TurnedAway(Exception):
     """The server ended the connection after the handshake: it does not take what this side showed, and gave no reason."""
+
+
+def open_channel(address: Address, credentials: ClientCredentials, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+    """A new channel, over TLS where the credentials have it. Raises ConfigError for files that cannot be used."""
+    tls, given = credentials.tls, [*options, *([("grpc.enable_http_proxy", 0)] if address.is_local else [])]
+    if tls is None:
+        return grpc.aio.insecure_channel(str(address), options=given)
+    return grpc.aio.secure_channel(str(address), tls.channel_credentials(), options=[*given, *tls.channel_options()])
 
 
 async def why_no_handshake(
