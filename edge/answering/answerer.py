@@ -35,7 +35,10 @@ class HelpHoldBack:
     def feed(self, piece: str) -> str:
         """Take the next piece; returns what may be shown now."""
         self._text += piece
-        return self._release(self._safe_end())
+        closing = self._text.find("</think>")
+        end = closing + len("</think>")
+        held = closing >= 0 and may_become_request(self._text[end:])
+        return self._release(end if held else len(self._text))
 
     def rest(self) -> str:
         """All that is held; for a response that turned out not to ask."""
@@ -44,13 +47,6 @@ class HelpHoldBack:
     def _release(self, end: int) -> str:
         start, self.sent = self.sent, max(self.sent, end)
         return self._text[start : self.sent]
-
-    def _safe_end(self) -> int:
-        closing = self._text.find("</think>")
-        if closing < 0:
-            return len(self._text)
-        end = closing + len("</think>")
-        return end if may_become_request(self._text[end:]) else len(self._text)
 
 
 def may_become_request(tail: str) -> bool:

@@ -146,9 +146,23 @@ class AnswerRecorder:
         self.kept = 0
 
     def keep(self, draft: Draft) -> AnswerRecord:
-        """Keep the record of a finished answer, with all that has changed by it, and tell of it. Where it cannot be written its reason
-        says so: the answer is given all the same, and what it cost is asked for when there is room again."""
-        record = self._written(self.record(draft), draft)
+        """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written its reason
+        is that: the answer is given all the same, and what it cost is asked for when there is room again."""
+        record, access = self.record(draft), self._access
+
+        def beside() -> None:
+            """The dial that learned from it, the budget, and the end of its call."""
+            access.dials.save(access.dials.of(draft.task))
+            access.quotas.save(draft.task)
+            if draft.call_key and draft.call_state != UNSETTLED:
+                access.unconfirmed.confirm(draft.call_key)
+
+        try:
+            self._state.put_request(record.id, record.created_at, record.to_json(), beside)
+        except sqlite3.Error as error:
+            failure = f"not recorded, the state folder cannot be written ({error})"
+            self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))
+            record = replace(record, reason=f"{record.reason}; {failure}")
         self.kept += 1
         self._sink.emit(
             AnswerFinished(
@@ -164,23 +178,6 @@ class AnswerRecorder:
             )
         )
         return record
-
-    def _written(self, record: AnswerRecord, draft: Draft) -> AnswerRecord:
-        try:
-            self._state.put_request(record.id, record.created_at, record.to_json(), beside=lambda: self._settled(draft))
-        except sqlite3.Error as error:
-            failure = f"not recorded, the state folder cannot be written ({error})"
-            self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))
-            return replace(record, reason=f"{record.reason}; {failure}")
-        return record
-
-    def _settled(self, draft: Draft) -> None:
-        """What is written together with a record: the dial that learned from it, the budget, and the end of its call."""
-        access = self._access
-        access.dials.save(access.dials.of(draft.task))
-        access.quotas.save(draft.task)
-        if draft.call_key and draft.call_state != UNSETTLED:
-            access.unconfirmed.confirm(draft.call_key)
 
     def record(self, draft: Draft) -> AnswerRecord:
         """What is known of an answer now."""

@@ -107,9 +107,16 @@ def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
 def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
     """The `chat.completion` object. With several answers each choice carries its own `edge` object."""
     edges = [edge_metadata(request, question, choice.note) for choice in choices]
-    bodies = [_choice_body(request, index, choice) for index, choice in enumerate(choices)]
-    if len(choices) > 1:
-        bodies = [{**body, "edge": edge} for body, edge in zip(bodies, edges, strict=True)]
+    bodies: list[dict[str, Any]] = []
+    for index, (choice, edge) in enumerate(zip(choices, edges, strict=True)):
+        note, message = choice.note, {"role": "assistant", "content": choice.content, "refusal": None}
+        if note.tool_calls:
+            message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        logprobs = logprobs_body(choice.tokens) if request.logprobs and note.source != "cloud" else None
+        body = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
+        bodies.append(body if len(choices) == 1 else {**body, "edge": edge})
     return {
         "id": completion_id(question.id),
         "object": "chat.completion",
@@ -119,17 +126,6 @@ def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequ
         "usage": _usage([choice.note for choice in choices]),
         "edge": edges[0],
     }
-
-
-def _choice_body(request: ChatRequest, index: int, choice: Choice) -> dict[str, Any]:
-    note = choice.note
-    message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
-    if note.tool_calls:
-        message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    logprobs = logprobs_body(choice.tokens) if request.logprobs and note.source != "cloud" else None
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
 
 
 def _usage(notes: Sequence[AnswerNote]) -> dict[str, int]:

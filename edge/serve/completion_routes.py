@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
-from edge.core.types import FinishReason, Sampling, ScoredToken, TextDelta, TokenChance
-from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
+from edge.core.types import FinishReason, Sampling, ScoredToken, TokenChance
+from edge.inference.raw_text import RawPrompt, RawText
 from edge.serve.chat_routes import EVENT_STREAM, NO_STORE
 from edge.serve.chat_schemas import known_model
 from edge.serve.errors import invalid_value
@@ -196,14 +196,6 @@ def completion_body(
     return {**head, "choices": list(choices), **more}
 
 
-def choice_body(
-    index: int, text: str, logprobs: Mapping[str, Any] | None, finish: FinishReason | None, *, over: bool = True
-) -> dict[str, Any]:
-    """One choice, whole or a piece; `over` without a finish: nothing was generated."""
-    reason = None if not over else "stop" if finish in (FinishReason.EOS, FinishReason.STOP) else "length"
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-
 def logprobs_body(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """Tokens in the form of the completions API.
 
@@ -230,19 +222,6 @@ def _written(piece: bytes) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def tokenizer_body(info: TokenizerInfo) -> dict[str, Any]:
-    """The answer of GET /tokenizer_info."""
-    return {
-        "tokenizer_class": "edge",
-        "bos_token": info.bos or None,
-        "eos_token": info.eos or None,
-        "pad_token": None,
-        "add_bos_token": info.adds_bos,
-        "vocab_size": info.vocab_size,
-        "chat_template": info.chat_template or None,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +274,15 @@ def add_completion_routes(
     @app.get("/tokenizer_info", response_model=Tokenizer)
     async def tokenizer_info() -> Response:
         """The special tokens and the chat template."""
-        return JSONResponse(tokenizer_body(texts.tokenizer))
+        info = texts.tokenizer
+        special = {
+            "bos_token": info.bos or None,
+            "eos_token": info.eos or None,
+            "pad_token": None,
+            "add_bos_token": info.adds_bos,
+        }
+        about = {"tokenizer_class": "edge", "vocab_size": info.vocab_size, "chat_template": info.chat_template or None}
+        return JSONResponse({**about, **special})
 
 
 def _choices(texts: RawText, wanted: CompletionRequest) -> list[Pieces]:
@@ -316,7 +303,11 @@ async def _choice(texts: RawText, wanted: CompletionRequest, prompt: RawPrompt, 
         return
     async with closing(texts.continue_text(prompt, sampling, seed)) as deltas:
         async for delta in deltas:
-            yield _piece_of(delta, len(echo.text))
+            tokens, response = _moved(delta.tokens, len(echo.text)), delta.response
+            if response is None:
+                yield _Piece(delta.text, tokens)
+            else:
+                yield _Piece(delta.text, tokens, True, response.finish, delta.prompt_tokens, len(response.token_ids))
 
 
 async def _echo(texts: RawText, wanted: CompletionRequest, prompt: RawPrompt) -> tuple[_Piece, int]:
@@ -341,60 +332,39 @@ async def _stream(
     pieces: AsyncGenerator[tuple[int, _Piece], None],
     error_event: Callable[[Exception], Mapping[str, Any]],
 ) -> AsyncIterator[bytes]:
-    tally, usage = _Tally(wanted), {"usage": None} if wanted.include_usage else {}
+    ended, usage = dict[int, _Piece](), {"usage": None} if wanted.include_usage else {}
     async with aclosing(pieces):
         try:
             index, piece = first
             while True:
-                tally.add(index, piece)
+                ended[index] = piece
                 yield sse(completion_body(wanted, answer_id, created, [_choice_of(wanted, index, piece)], **usage))
                 if (following := await anext(pieces, None)) is None:
                     break
                 index, piece = following
             if wanted.include_usage:
-                yield sse(completion_body(wanted, answer_id, created, [], usage=tally.usage()))
+                yield sse(completion_body(wanted, answer_id, created, [], usage=_usage(wanted, ended)))
         except Exception as error:
             yield sse(error_event(error))
     yield SSE_DONE
-
-
-class _Tally:
-    """Counts the tokens of a request: a prompt once, whatever the number of its choices."""
-
-    def __init__(self, wanted: CompletionRequest) -> None:
-        self._choices = wanted.choices
-        self._prompt = self._completion = 0
-
-    def add(self, index: int, piece: _Piece) -> None:
-        """Count a piece of a choice."""
-        if piece.over:
-            self._prompt += piece.prompt_tokens if index % self._choices == 0 else 0
-            self._completion += piece.completion_tokens
-
-    def usage(self) -> dict[str, int]:
-        """The usage object."""
-        return usage_body(self._prompt, self._completion)
 
 
 async def _whole(
     wanted: CompletionRequest, pieces: AsyncGenerator[tuple[int, _Piece], None]
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """All choices and the usage object."""
-    tally, wholes = _Tally(wanted), [_Piece("") for _ in range(len(wanted.prompts) * wanted.choices)]
+    wholes = {index: _Piece("") for index in range(len(wanted.prompts) * wanted.choices)}
     async with aclosing(pieces):
         async for index, piece in pieces:
-            tally.add(index, piece)
             before = wholes[index]
             wholes[index] = replace(piece, text=before.text + piece.text, tokens=before.tokens + piece.tokens)
-    return [_choice_of(wanted, index, whole) for index, whole in enumerate(wholes)], tally.usage()
+    return [_choice_of(wanted, index, whole) for index, whole in wholes.items()], _usage(wanted, wholes)
 
 
-def _piece_of(delta: TextDelta, offset: int) -> _Piece:
-    tokens = _moved(delta.tokens, offset)
-    response = delta.response
-    if response is None:
-        return _Piece(delta.text, tokens)
-    return _Piece(delta.text, tokens, True, response.finish, delta.prompt_tokens, len(response.token_ids))
+def _usage(wanted: CompletionRequest, ended: Mapping[int, _Piece]) -> dict[str, int]:
+    """The usage object, from the last piece of each choice: a prompt counts once, whatever the number of its choices."""
+    prompt = sum(piece.prompt_tokens for index, piece in ended.items() if index % wanted.choices == 0)
+    return usage_body(prompt, sum(piece.completion_tokens for piece in ended.values()))
 
 
 def _moved(tokens: tuple[ScoredToken, ...], offset: int) -> tuple[ScoredToken, ...]:
@@ -403,4 +373,5 @@ def _moved(tokens: tuple[ScoredToken, ...], offset: int) -> tuple[ScoredToken, .
 
 def _choice_of(wanted: CompletionRequest, index: int, piece: _Piece) -> dict[str, Any]:
     logprobs = None if wanted.alternatives is None else logprobs_body(piece.tokens)
-    return choice_body(index, piece.text, logprobs, piece.finish, over=piece.over)
+    reason = None if not piece.over else "stop" if piece.finish in (FinishReason.EOS, FinishReason.STOP) else "length"
+    return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": reason}

@@ -34,10 +34,9 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(question)
         async with aclosing(deltas):
             async for delta in deltas:
-                yield AnswerPiece(delta.text, self._note(delta.record) if delta.record else None, delta.tokens)
-
-    def _note(self, record: AnswerRecord) -> AnswerNote:
-        return replace(note_of(record), task_known=self._agent.budgets.is_known(record.task))
+                record = delta.record
+                note = record and replace(note_of(record), task_known=self._agent.budgets.is_known(record.task))
+                yield AnswerPiece(delta.text, note, delta.tokens)
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""
@@ -66,17 +65,12 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         task=record.task,
         target_rate=record.target_rate,
         tokens_left=record.tokens_left,
-        tool_calls=_tool_calls(record.openai_json),
+        tool_calls=tuple(json.loads(record.openai_json or "{}").get("tool_calls") or ()),
         asked=record.asked or record.source != "local",
         quota=record.quota,
         cached=record.cached,
         model_asked=record.asked,
     )
-
-
-def _tool_calls(openai_json: str) -> tuple[dict[str, Any], ...]:
-    calls = json.loads(openai_json).get("tool_calls") if openai_json else None
-    return tuple(calls or ())
 
 
 class RunningAgent:

@@ -32,7 +32,12 @@ def sse(value: Mapping[str, Any]) -> bytes:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work, which is cancelled as soon as the client goes away. Raises ClientDisconnect then."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -42,11 +47,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for unfinished in (task, gone):
             unfinished.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def first_of(events: AsyncGenerator[T, None]) -> T:
@@ -86,18 +86,18 @@ async def collect_all(readings: Sequence[Reading]) -> list[Choice]:
     if len(readings) == 1:
         return [await collect(readings[0])]
     room = asyncio.Semaphore(MOST_AT_ONCE)
-    tasks = [asyncio.ensure_future(_collect_in_turn(reading, room)) for reading in readings]
+
+    async def in_turn(reading: Reading) -> Choice:
+        async with room:
+            return await collect(reading)
+
+    tasks = [asyncio.ensure_future(in_turn(reading)) for reading in readings]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _collect_in_turn(reading: Reading, room: asyncio.Semaphore) -> Choice:
-    async with room:
-        return await collect(reading)
 
 
 async def side_by_side(readings: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -61,10 +60,7 @@ class FeedbackBook:
 
     def __init__(self, state: StateFolder) -> None:
         self._state = state
-
-    @property
-    def _db(self) -> sqlite3.Connection:
-        return self._state.database
+        self._db = state.database
 
     def give(self, feedback: Feedback, at: float) -> Feedback:
         """Keep a verdict in place of an earlier one. Raises NotFound for an unknown answer, UsageError for another verdict."""
