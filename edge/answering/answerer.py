@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
-from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces, refusal_of
+from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces
 from edge.budget.access import CloudAccess
 from edge.budget.dial import HelpDial, Setting
 from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
-from edge.core.errors import CloudOff, CoordinatorError, UsageError
+from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
 from edge.core.precedence import ServingPrecedence
 from edge.core.types import FinishReason, Message, Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
@@ -90,7 +90,7 @@ class Answerer:
     @property
     def answers(self) -> int:
         """How many were given."""
-        return self._recorder.kept
+        return self._recorder.answers
 
     async def stream(self, request: AnswerRequest) -> AsyncGenerator[AnswerDelta, None]:
         """Answer a conversation whose last message is the user's. Raises CoordinatorError only in mode cloud-only."""
@@ -212,7 +212,12 @@ class Answerer:
         wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
         if why and demanded:
-            raise refusal_of(beyond, why)
+            name = beyond.required or beyond.wants[0]
+            raise Unsupported(
+                f"{name}: only the cloud can do this, and it is not asked here ({why})",
+                parameter=name,
+                hint="leave it out, or ask where the cloud may be asked (model edge or edge-cloud)",
+            )
         if not why:
             try:
                 async with closing(self._asker.pieces(draft)) as pieces:

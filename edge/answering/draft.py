@@ -14,9 +14,8 @@ from edge.cloud.hints import Cut
 from edge.cloud.unconfirmed import UNSETTLED
 from edge.config.schema import Mode
 from edge.core.clock import Clock
-from edge.core.errors import Unsupported
 from edge.core.events import EventSink
-from edge.core.types import BeyondText, DialOverride, FinishReason, LocalResponse, Sampling, ScoredToken
+from edge.core.types import DialOverride, FinishReason, LocalResponse, Sampling, ScoredToken
 from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
 from edge.inference.backend import InferenceBackend
 from edge.privacy.cutting import private_cut
@@ -43,10 +42,10 @@ class AnswerTokens:
         for token in tokens:
             self._waiting.append(replace(token, start=self._base + token.start, end=self._base + token.end))
 
-    def until(self, said: int) -> tuple[ScoredToken, ...]:
-        """The tokens that end in the first `said` characters, each once."""
+    def until(self, shown: int) -> tuple[ScoredToken, ...]:
+        """The tokens that end in the first `shown` characters, each once."""
         out = []
-        while self._waiting and self._waiting[0].end <= said:
+        while self._waiting and self._waiting[0].end <= shown:
             out.append(self._waiting.popleft())
         return tuple(out)
 
@@ -114,16 +113,6 @@ UNFOLLOWED = "could not be followed"
 _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
-def refusal_of(beyond: BeyondText, why: str) -> Unsupported:
-    """The error for a demand that no local answer meets, where the cloud is not asked (`why`, in a few words)."""
-    name = beyond.required or beyond.wants[0]
-    return Unsupported(
-        f"{name}: only the cloud can do this, and it is not asked here ({why})",
-        parameter=name,
-        hint="leave it out, or ask where the cloud may be asked (model edge or edge-cloud)",
-    )
-
-
 def finish_of(openai_json: str) -> str:
     """Why a cloud completion ended, in OpenAI's words; "" where it is missing or another word."""
     reason = json.loads(openai_json).get("finish_reason") if openai_json else None
@@ -143,7 +132,7 @@ class AnswerRecorder:
         self._access = access
         self._sink = sink
         self._clock = clock
-        self.kept = 0
+        self.answers = 0
 
     def keep(self, draft: Draft) -> AnswerRecord:
         """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written its reason
@@ -163,7 +152,7 @@ class AnswerRecorder:
             failure = f"not recorded, the state folder cannot be written ({error})"
             self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))
             record = replace(record, reason=f"{record.reason}; {failure}")
-        self.kept += 1
+        self.answers += 1
         self._sink.emit(
             AnswerFinished(
                 record.id,

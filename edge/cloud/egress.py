@@ -219,7 +219,7 @@ def _chars_of(call: CloudCall) -> int:
 
 
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
-    """What a call is for, and why it is made as far as the call itself tells."""
+    """What a call is for, and why it is made as far as the call itself shows."""
     if call.step >= 0:
         return "learning", f"step {call.step + 1} of task {call.task}: {call.help_units} responses asked for help"
     if call.prompt_id.startswith(EVALUATION):

@@ -105,7 +105,7 @@ class EmbeddedCoordinator:
         start_timeout_s: float = 30.0,
         command: Sequence[str] | None = None,
     ) -> None:
-        """`folder` is the child's state folder; `probe` tells whether the service is SERVING."""
+        """`folder` is the child's state folder; `probe` returns whether the service is SERVING."""
         self._folder = folder
         self._settings = settings
         self._probe = probe
@@ -154,7 +154,7 @@ class EmbeddedCoordinator:
 
     @property
     def log_file(self) -> Path:
-        """What the child says."""
+        """What the child writes."""
         return self._folder / "coordinator.log"
 
     async def _until_serving(self) -> None:

@@ -115,7 +115,7 @@ class SentReader:
         }
 
     def entries(self, choice: Choice) -> list[SentEntry]:
-        """The chosen entries, newest first. An answer's tells the reason in its record, once there is one."""
+        """The chosen entries, newest first. An answer's has the reason of its record, once there is one."""
         wanted = {
             "id < ?": choice.before,
             "last_at >= ?": choice.since,

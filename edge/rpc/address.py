@@ -40,7 +40,7 @@ def shown(text: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """The address a person wrote. Raises UsageError that says what is wrong with it."""
+    """The address a person wrote. Raises UsageError with what is wrong."""
     if text.startswith(UNIX_PREFIX):
         return _parse_unix(text)
     host, colon, port = text.rpartition(":")

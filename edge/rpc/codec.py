@@ -1,6 +1,6 @@
 """Messages <-> the values of edge/rpc/client.py.
 
-An error inside a message travels as rpc/errors.py says.
+An error inside a message travels as in rpc/errors.py.
 `step` -1 (outside training) travels as an absent field; a limit that is None travels as an absent field; λ travels as binary64, so
 encoding and decoding give back the same bits. Decoders raise InvalidRequest on a message that cannot be a value.
 """

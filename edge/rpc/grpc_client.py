@@ -112,33 +112,31 @@ class GrpcCoordinatorClient:
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device; returns the terms of each task."""
-        request = _encode(lambda: codec.encode_register(agent_version, tasks))
-        return codec.decode_registration(await self._control("RegisterDevice", request))
+        return codec.decode_registration(
+            await self._control("RegisterDevice", lambda: codec.encode_register(agent_version, tasks))
+        )
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
-        request = _encode(lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
-        return codec.decode_step_opened(await self._control("OpenStep", request))
+        return codec.decode_step_opened(
+            await self._control("OpenStep", lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
+        )
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(lambda: codec.encode_close_step(task, step, units))
-        return codec.decode_step_closed(await self._control("CloseStep", request))
+        return codec.decode_step_closed(await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
-        request = _encode(lambda: budget_pb2.GetBudgetRequest(task=task))
-        return codec.decode_budget((await self._control("GetBudget", request)).budget)
+        return codec.decode_budget((await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget)
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call; never starts work."""
-        request = _encode(lambda: call_pb2.GetCallRequest(call_key=call_key))
-        return codec.decode_completion(await self._control("GetCall", request))
+        return codec.decode_completion(await self._control("GetCall", lambda: call_pb2.GetCallRequest(call_key=call_key)))
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """Stop waiting for a call; what it cost stays charged."""
-        request = _encode(lambda: call_pb2.CancelCallRequest(call_key=call_key))
-        return codec.decode_cancelled(await self._control("CancelCall", request))
+        return codec.decode_cancelled(await self._control("CancelCall", lambda: call_pb2.CancelCallRequest(call_key=call_key)))
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget now, then each new version; a connection that breaks is made again with backoff."""
@@ -256,8 +254,8 @@ class GrpcCoordinatorClient:
             raise from_rpc_error(error) from error
         raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
 
-    async def _control(self, method: str, request: Any) -> Any:
-        end = self._end(self._policy.control_deadline_s)
+    async def _control(self, method: str, build: Callable[[], Any]) -> Any:
+        request, end = _encode(build), self._end(self._policy.control_deadline_s)
         return await self._retrying(lambda: self._once(method, request, end), end)
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]], end: float, failures: int = 0) -> T:

@@ -166,7 +166,7 @@ class Lineage(ResponseBody):
 
 
 class Feedback(ResponseBody):
-    """The verdict that is kept."""
+    """The verdict that counts."""
 
     id: str
     verdict: Literal["good", "bad", "none"]

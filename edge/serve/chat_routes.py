@@ -109,7 +109,8 @@ def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequ
     edges = [edge_metadata(request, question, choice.note) for choice in choices]
     bodies: list[dict[str, Any]] = []
     for index, (choice, edge) in enumerate(zip(choices, edges, strict=True)):
-        note, message = choice.note, {"role": "assistant", "content": choice.content, "refusal": None}
+        note = choice.note
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
         if note.tool_calls:
             message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
         if choice.reasoning:

@@ -260,7 +260,7 @@ class ChatRequest(SamplingFields):
         """The task's label, from OpenAI's metadata or from a header of our own."""
         named = (self.metadata or {}).get("task", "")
         if named and header and named != header:
-            raise invalid_value("metadata.task", "is another one than the header x-edge-task says")
+            raise invalid_value("metadata.task", "is another one than in the header x-edge-task")
         task = named or header or None
         if task is not None and not is_task_label(task):
             raise invalid_value("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")

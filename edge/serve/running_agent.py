@@ -21,6 +21,8 @@ from edge.state.reader import Used
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
+_SHARED = frozenset(AnswerNote.__slots__) & frozenset(AnswerRecord.__slots__)
+"""What a note and a record have under the same name."""
 
 
 class AgentAnswers:
@@ -34,8 +36,9 @@ class AgentAnswers:
         deltas = self._agent.answerer.stream(question)
         async with aclosing(deltas):
             async for delta in deltas:
-                record = delta.record
-                note = record and replace(note_of(record), task_known=self._agent.budgets.is_known(record.task))
+                note = None
+                if delta.record is not None:
+                    note = replace(note_of(delta.record), task_known=self._agent.budgets.is_known(delta.record.task))
                 yield AnswerPiece(delta.text, note, delta.tokens)
 
     def standing(self, task: str | None) -> Standing:
@@ -45,32 +48,12 @@ class AgentAnswers:
 
 def note_of(record: AnswerRecord) -> AnswerNote:
     """The record without its texts. Tokens are those of who gave the answer: what the cloud billed, or what was computed here."""
-    from_cloud, written = record.source == "cloud", record.cloud_output_tokens
-    return AnswerNote(
-        id=record.id,
-        source=record.source,
-        reason=record.reason,
-        finish=record.finish,
-        prompt_tokens=record.cloud_tokens - written if from_cloud else record.prompt_tokens,
-        completion_tokens=written if from_cloud else record.completion_tokens,
-        help_log_odds=record.help_log_odds,
-        dual=record.dual,
-        calls_left=record.calls_left,
-        spend_left_uusd=record.spend_left_uusd,
-        cloud_tokens=record.cloud_tokens,
-        spend_uusd=record.charged_uusd,
-        adapter_version=record.adapter_version,
-        latency_s=record.latency_s,
-        final=record.final,
-        task=record.task,
-        target_rate=record.target_rate,
-        tokens_left=record.tokens_left,
-        tool_calls=tuple(json.loads(record.openai_json or "{}").get("tool_calls") or ()),
-        asked=record.asked or record.source != "local",
-        quota=record.quota,
-        cached=record.cached,
-        model_asked=record.asked,
-    )
+    shared = {name: getattr(record, name) for name in _SHARED}
+    if record.source == "cloud":
+        written = record.cloud_output_tokens
+        shared |= {"prompt_tokens": record.cloud_tokens - written, "completion_tokens": written}
+    shared |= {"asked": record.asked or record.source != "local", "model_asked": record.asked, "spend_uusd": record.charged_uusd}
+    return AnswerNote(**shared, tool_calls=tuple(json.loads(record.openai_json or "{}").get("tool_calls") or ()))
 
 
 class RunningAgent:

@@ -36,7 +36,7 @@ class AnswerRecord:
     """What `edge-agent why ID` explains.
 
     text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
-    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
+    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: why, in one line.
     help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last reported by the coordinator, None
     when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length, or
     as the cloud LLM ended (tool_calls, content_filter). openai_json: what its completion had beyond text, with its calls of tools.

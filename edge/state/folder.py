@@ -70,7 +70,7 @@ class StateFolder(StateReader):
         self.set_meta(POSITION, json.dumps(asdict(position)))
 
     def note_terms(self, terms: Terms) -> None:
-        """Keep what the coordinator said of a task."""
+        """Keep what the coordinator reported of a task."""
         with self._db:
             self._put_terms(terms)
 

@@ -49,7 +49,7 @@ class StateReader:
         return None if row is None else str(row[0])
 
     def lineage(self) -> Lineage:
-        """Which adapter serves and which one training goes on from; the last step's where nobody has said otherwise."""
+        """Which adapter serves and which one training goes on from; the last step's where nobody has chosen otherwise."""
         text = self.meta(LINE)
         if text:
             return Lineage.from_json(text)
