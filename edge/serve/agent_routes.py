@@ -9,11 +9,23 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Body, FastAPI, Request
 from pydantic import AfterValidator, BeforeValidator, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edge.cloud.sent import Choice, SentKind
 from edge.serve.ports import AgentControl
-from edge.serve.schemas import DIGITS, Count, QueryInt, RequestBody, ResponseBody, Share, TaskLabel, Text, explain, field_error
+from edge.serve.schemas import (
+    DIGITS,
+    Count,
+    JSONAnswer,
+    QueryInt,
+    RequestBody,
+    ResponseBody,
+    Share,
+    TaskLabel,
+    Text,
+    explain,
+    field_error,
+)
 from edge.state.feedback import MOST_CORRECTION_CHARS, steers
 
 _MAX_ANSWERS, _MAX_RATES = 100_000, 64
@@ -263,7 +275,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     @app.get(LIVENESS, response_model=Liveness, openapi_extra={"security": []})
     async def alive() -> Response:
         """Whether the endpoint answers at all; needs no token and holds nothing else."""
-        return JSONResponse({"status": "ok"})
+        return JSONAnswer({"status": "ok"})
 
     @app.get(
         "/health/ready",
@@ -273,12 +285,12 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     async def ready() -> Response:
         """Whether questions can be answered."""
         readiness = await control.ready()
-        return JSONResponse(dict(readiness), status_code=200 if readiness["ready"] else 503)
+        return JSONAnswer(dict(readiness), status_code=200 if readiness["ready"] else 503)
 
     @app.get("/v1/usage", response_model=AgentUsage)
     async def usage() -> Response:
         """What was used and what is left."""
-        return JSONResponse({"object": "edge.usage", **await control.usage()})
+        return JSONAnswer({"object": "edge.usage", **await control.usage()})
 
     @app.get("/openapi.json")
     async def openapi(request: Request) -> dict[str, Any]:
@@ -289,27 +301,27 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     @app.get("/api/status", response_model=Status)
     async def status() -> Response:
         """What the agent is doing now."""
-        return JSONResponse(await control.status())
+        return JSONAnswer(await control.status())
 
     @app.get("/api/steps", response_model=Steps)
     async def steps(after: QueryInt = 0) -> Response:
         """Learning steps with a number above `after`, oldest first."""
-        return JSONResponse({"steps": list(await control.steps(after))})
+        return JSONAnswer({"steps": list(await control.steps(after))})
 
     @app.get("/api/why/{answer_id}", response_model=Explanation, responses=_NOT_FOUND)
     async def why(answer_id: str) -> Response:
         """How one answer came about."""
-        return JSONResponse(await control.why(answer_id.removeprefix("chatcmpl-")))
+        return JSONAnswer(await control.why(answer_id.removeprefix("chatcmpl-")))
 
     @app.get("/api/adapters", response_model=AdapterVersions)
     async def adapters() -> Response:
         """The adapter versions on disk."""
-        return JSONResponse({"adapters": list(await control.adapters())})
+        return JSONAnswer({"adapters": list(await control.adapters())})
 
     @app.post("/api/adapters/rollback", response_model=Lineage, responses=_NOT_FOUND)
     async def rollback(version: _Version) -> Response:
         """Go back to a version: it answers, and learning goes on from it."""
-        return JSONResponse(await control.rollback(version))
+        return JSONAnswer(await control.rollback(version))
 
     @app.get("/api/sent", response_model=Sent)
     async def sent(
@@ -317,51 +329,51 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     ) -> Response:
         """What left the device, newest first."""
         choice = Choice(limit, before or None, float(since) or None, kind, answer.removeprefix("chatcmpl-") or None)
-        return JSONResponse(await control.sent(choice))
+        return JSONAnswer(await control.sent(choice))
 
     @app.get("/api/sent/{entry_id}", response_model=SentEntry, responses=_NOT_FOUND)
     async def sent_entry(entry_id: QueryInt) -> Response:
         """One request that left, with its content."""
-        return JSONResponse(await control.sent_entry(entry_id))
+        return JSONAnswer(await control.sent_entry(entry_id))
 
     @app.post("/api/feedback", response_model=Feedback, responses=_NOT_FOUND)
     async def feedback(body: FeedbackRequest) -> Response:
         """Keep what a person thinks of an answer; the last verdict counts."""
         answer_id = body.id.removeprefix("chatcmpl-")
-        return JSONResponse(await control.feedback(answer_id, body.verdict, body.correction))
+        return JSONAnswer(await control.feedback(answer_id, body.verdict, body.correction))
 
     @app.post("/api/learning", response_model=LearningPaused)
     async def learning(paused: _Paused) -> Response:
         """Pause or resume learning."""
-        return JSONResponse(await control.pause_learning(paused))
+        return JSONAnswer(await control.pause_learning(paused))
 
     @app.get("/api/report", response_model=Report)
     async def report(since: _Since = 0) -> Response:
         """What was learned, gained, forgotten and spent since a time, in seconds of the epoch."""
-        return JSONResponse(await control.report(since))
+        return JSONAnswer(await control.report(since))
 
     @app.get("/api/budget", response_model=Budgets)
     async def budget() -> Response:
         """The budgets of all tasks, and how often each may ask."""
-        return JSONResponse(await control.budget())
+        return JSONAnswer(await control.budget())
 
     @app.post("/api/budget", response_model=Budgets)
     async def set_dial(body: DialRequest) -> Response:
         """Turn the dial of a task, or of every one; the budgets afterwards."""
-        return JSONResponse(await control.set_dial(body.task or None, body.target_rate))
+        return JSONAnswer(await control.set_dial(body.task or None, body.target_rate))
 
     @app.post("/api/budget/forget", response_model=Budgets, responses=_NOT_FOUND)
     async def forget_task(task: _Task) -> Response:
         """Remove a label's dial; the budgets afterwards."""
-        return JSONResponse(await control.forget_task(task))
+        return JSONAnswer(await control.forget_task(task))
 
     @app.post("/api/budget/pause", response_model=Budgets)
     async def pause(paused: _Paused) -> Response:
         """Pause or resume the cloud; the budgets afterwards."""
-        return JSONResponse(await control.pause(paused))
+        return JSONAnswer(await control.pause(paused))
 
     @app.post("/api/whatif", response_model=WhatIf, responses={409: {}})
     async def whatif(body: WhatIfRequest) -> Response:
         """What other rates would have meant for recorded answers."""
         rates = body.target_rate if isinstance(body.target_rate, list) else [body.target_rate]
-        return JSONResponse(await control.whatif(rates, body.task or "", body.last))
+        return JSONAnswer(await control.whatif(rates, body.task or "", body.last))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
 from edge.core.types import ScoredToken
@@ -27,7 +27,7 @@ from edge.serve.chat_schemas import (
 )
 from edge.serve.ports import AnswerNote, AnswerService, Mode
 from edge.serve.reasoning import ChannelText, read_answer
-from edge.serve.schemas import usage_body
+from edge.serve.schemas import JSONAnswer, usage_body
 from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone
 from edge.state.answer_record import AnswerRequest
 
@@ -63,7 +63,7 @@ def add_chat_routes(
         created = int(clock.now())
         if not body.stream:
             choices = await unless_gone(request, collect_all(readings))
-            return JSONResponse(completion_body(body, question, choices, created), headers=answer_headers(choices[0].note))
+            return JSONAnswer(completion_body(body, question, choices, created), headers=answer_headers(choices[0].note))
         events = side_by_side(readings)
         first = await unless_gone(request, first_of(events))
         headers = {**NO_STORE, **answer_headers(answers.standing(question.task), question.id)}
@@ -74,12 +74,12 @@ def add_chat_routes(
     async def list_models() -> Response:
         """The model names that can be asked for."""
         data = [model_body(name, started, models, context_tokens) for name in models]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONAnswer({"object": "list", "data": data})
 
     @app.get("/v1/models/{name}", response_model=Model, responses={404: {}})
     async def show_model(name: str) -> Response:
         """One of them."""
-        return JSONResponse(model_body(name, started, models, context_tokens))
+        return JSONAnswer(model_body(name, started, models, context_tokens))
 
 
 def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator, model_validator
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
@@ -24,6 +24,7 @@ from edge.serve.errors import invalid_value
 from edge.serve.schemas import (
     MAX_TOKENS,
     Count,
+    JSONAnswer,
     RequestBody,
     ResponseBody,
     SamplingFields,
@@ -253,7 +254,7 @@ def add_completion_routes(
         if not body.stream:
             choices, usage = await unless_gone(request, _whole(body, pieces))
             edge = {"source": "local", "ignored_parameters": list(body.ignored)}
-            return JSONResponse(completion_body(body, answer_id, created, choices, usage=usage, edge=edge), headers=headers)
+            return JSONAnswer(completion_body(body, answer_id, created, choices, usage=usage, edge=edge), headers=headers)
         first = await unless_gone(request, first_of(pieces))
         stream = _stream(body, answer_id, created, first, pieces, error_event)
         return StreamingResponse(stream, media_type="text/event-stream", headers={**headers, **NO_STORE})
@@ -264,12 +265,12 @@ def add_completion_routes(
         info, ids = texts.tokenizer, texts.text_tokens(body.prompt)
         if body.add_special_tokens is not False and info.adds_bos:
             ids = (*texts.text_tokens(info.bos), *ids)
-        return JSONResponse({"tokens": list(ids), "count": len(ids), "max_model_len": info.context_tokens})
+        return JSONAnswer({"tokens": list(ids), "count": len(ids), "max_model_len": info.context_tokens})
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text that ids stand for."""
-        return JSONResponse({"prompt": texts.text_of(body.tokens)})
+        return JSONAnswer({"prompt": texts.text_of(body.tokens)})
 
     @app.get("/tokenizer_info", response_model=Tokenizer)
     async def tokenizer_info() -> Response:
@@ -282,7 +283,7 @@ def add_completion_routes(
             "add_bos_token": info.adds_bos,
         }
         about = {"tokenizer_class": "edge", "vocab_size": info.vocab_size, "chat_template": info.chat_template or None}
-        return JSONResponse({**about, **special})
+        return JSONAnswer({**about, **special})
 
 
 def _choices(texts: RawText, wanted: CompletionRequest) -> list[Pieces]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from inspect import signature
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from edge import __version__
 from edge.core.clock import Clock
@@ -79,7 +84,7 @@ def build_app(
         separate_input_output_schemas=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # what is asked here is reported to nobody
     )
-    app.token = bool(token)
+    app.token, app.router.route_class = bool(token), _Route
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
     add_chat_routes(app, answers, clock, models, context_tokens, _error_event)
     add_agent_routes(app, control)
@@ -92,10 +97,29 @@ def build_app(
     )
 
 
+class _Route(APIRoute):
+    """A function without parameters is called without FastAPI's search for their values, which takes longer than most answers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        if signature(self.endpoint).parameters:
+            return super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            response: Response = await self.endpoint()
+            return response
+
+        return answer
+
+
 class _Application(FastAPI):
     """FastAPI whose description names the errors and the token of this endpoint."""
 
     token = False
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Without FastAPI's telemetry, body limit and page for errors: `Access` has limits of its own, and every error has its handler."""
+        return ExceptionMiddleware(AsyncExitStackMiddleware(self.router), handlers=self.exception_handlers)
 
     def openapi(self) -> dict[str, Any]:
         """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 is taken out."""

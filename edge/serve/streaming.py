@@ -22,12 +22,13 @@ Event = ChannelText | AnswerNote
 
 MOST_AT_ONCE = 4
 """Of the answers or texts of one request, so many are computed together: the rows beside them are for other people."""
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 SSE_DONE = b"data: [DONE]\n\n"
 
 
 def sse(value: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + _encode(value).encode() + b"\n\n"
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
