@@ -69,17 +69,15 @@ class StateReader:
 
     def step_at(self, step: int) -> StepFinished | None:
         """One committed step."""
-        row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
-        return None if row is None else StepFinished.from_json(json.loads(row[0]))
+        return next(self._steps("WHERE step = ?", step), None)
 
     def first_step(self, phase: int, source: str) -> StepFinished | None:
         """The first committed step of a source in a phase, of its last time where the phases began anew."""
         query = (
-            "SELECT event FROM steps WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
+            "WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
             " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
         )
-        row = self._db.execute(query, (phase, source)).fetchone()
-        return None if row is None else StepFinished.from_json(json.loads(row[0]))
+        return next(self._steps(query, phase, source), None)
 
     def terms(self, task: str) -> Terms | None:
         """What the task was last held to, or None before its first step."""
@@ -88,13 +86,15 @@ class StateReader:
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), oldest first."""
-        rows = self._db.execute("SELECT event FROM steps ORDER BY step DESC LIMIT ?", (-1 if last is None else last,)).fetchall()
-        return [StepFinished.from_json(json.loads(row[0])) for row in reversed(rows)]
+        return list(self._steps("ORDER BY step DESC LIMIT ?", -1 if last is None else last))[::-1]
 
     def last_step(self, task: str) -> StepFinished | None:
         """The last committed step of a task."""
-        row = self._db.execute("SELECT event FROM steps WHERE task = ? ORDER BY step DESC LIMIT 1", (task,)).fetchone()
-        return StepFinished.from_json(json.loads(row[0])) if row else None
+        return next(self._steps("WHERE task = ? ORDER BY step DESC LIMIT 1", task), None)
+
+    def _steps(self, condition: str, *values: object) -> Iterator[StepFinished]:
+        rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
+        return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
@@ -209,11 +209,8 @@ def is_billed(record: Mapping[str, Any]) -> bool:
 
 def used_since(database: sqlite3.Connection, since: float) -> Used:
     """What was used since then, in Unix seconds (0: ever)."""
-    return Used(*_sums(database, _OF_ANSWERS, since), *_sums(database, _OF_LEARNING, since))
-
-
-def _sums(database: sqlite3.Connection, query: str, since: float) -> tuple[int, ...]:
-    return tuple(int(value or 0) for value in database.execute(query, (since,)).fetchone())
+    sums = [value for query in (_OF_ANSWERS, _OF_LEARNING) for value in database.execute(query, (since,)).fetchone()]
+    return Used(*(int(value or 0) for value in sums))
 
 
 @dataclass(frozen=True, slots=True)
