@@ -15,12 +15,12 @@ from coordinator.broker import Broker
 from coordinator.controller import StepController
 from coordinator.fleet import MAX_VERSION_CHARS, Fleet
 from coordinator.flight import Progress
+from coordinator.many import ManyAtOnce
 from coordinator.observe import ItemMeter
 from coordinator.watch import BudgetBell, versions
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
 from edge.rpc import codec
 from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration
-from edge.rpc.many import ManyAtOnce
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
 log = logging.getLogger(__name__)

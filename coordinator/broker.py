@@ -57,8 +57,16 @@ from edge.core.errors import (
     OutcomeUnknown,
 )
 from edge.core.types import TokenUsage
-from edge.rpc.client import BudgetSnapshot, CallProgress, CancelledCall, CloudCall, CloudCompletion
-from edge.rpc.fingerprint import digest, fingerprint, openai_part
+from edge.rpc.client import (
+    BudgetSnapshot,
+    CallProgress,
+    CancelledCall,
+    CloudCall,
+    CloudCompletion,
+    digest,
+    fingerprint,
+    openai_part,
+)
 from edge.rpc.openai_fields import completion_json, openai_fields
 
 log = logging.getLogger(__name__)

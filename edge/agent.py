@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from edge.answering.answerer import Answerer
+from edge.answering.answerer import Answerer, ServedTexts
 from edge.answering.ask_cloud import CloudQuestions
-from edge.answering.draft import AnswerSettings
-from edge.answering.raw_text import ServedTexts
-from edge.answering.recorder import AnswerRecorder
+from edge.answering.draft import AnswerRecorder, AnswerSettings
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.quota import Quota, Quotas
 from edge.budget.whatif import WhatIf, what_if_recorded
-from edge.cloud.connection import CoordinatorLink
+from edge.cloud.client import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch

@@ -7,19 +7,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
-from edge.answering.draft import UNFOLLOWED, AnswerSettings, Draft, Pieces, refusal_of
-from edge.answering.recorder import AnswerRecorder
+from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces
 from edge.budget.access import CloudAccess
 from edge.budget.dial import HelpDial, Setting
 from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
-from edge.core.errors import CloudOff, CoordinatorError, UsageError
-from edge.core.types import FinishReason, Message, Sampling
+from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
+from edge.core.types import FinishReason, Message, Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
-from edge.inference.backend import InferenceBackend
+from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 
 
@@ -34,7 +33,10 @@ class HelpHoldBack:
     def feed(self, piece: str) -> str:
         """Take the next piece; returns what may be shown now."""
         self._text += piece
-        return self._release(self._safe_end())
+        closing = self._text.find("</think>")
+        end = closing + len("</think>")
+        held = closing >= 0 and may_become_request(self._text[end:])
+        return self._release(end if held else len(self._text))
 
     def rest(self) -> str:
         """All that is held; for a response that turned out not to ask."""
@@ -43,13 +45,6 @@ class HelpHoldBack:
     def _release(self, end: int) -> str:
         start, self.sent = self.sent, max(self.sent, end)
         return self._text[start : self.sent]
-
-    def _safe_end(self) -> int:
-        closing = self._text.find("</think>")
-        if closing < 0:
-            return len(self._text)
-        end = closing + len("</think>")
-        return end if may_become_request(self._text[end:]) else len(self._text)
 
 
 def may_become_request(tail: str) -> bool:
@@ -93,7 +88,7 @@ class Answerer:
     @property
     def answers(self) -> int:
         """How many were given."""
-        return self._recorder.kept
+        return self._recorder.answers
 
     async def stream(self, request: AnswerRequest) -> AsyncGenerator[AnswerDelta, None]:
         """Answer a conversation whose last message is the user's. Raises CoordinatorError only in mode cloud-only."""
@@ -215,7 +210,12 @@ class Answerer:
         wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
         if why and demanded:
-            raise refusal_of(beyond, why)
+            name = beyond.required or beyond.wants[0]
+            raise Unsupported(
+                f"{name}: only the cloud can do this, and it is not asked here ({why})",
+                parameter=name,
+                hint="leave it out, or ask where the cloud may be asked (model edge or edge-cloud)",
+            )
         if not why:
             try:
                 async with closing(self._asker.pieces(draft)) as pieces:
@@ -255,7 +255,7 @@ class Answerer:
     async def _local_pieces(self, draft: Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
         messages, began = local_messages(draft.request.messages, self._settings.prompt_form), self._clock.monotonic()
         draft.tokens.begin(len(draft.text))
-        async with closing(self._backend.stream(messages, sampling, draft.request.seed, prefix)) as deltas:
+        async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed), prefix)) as deltas:
             async for delta in deltas:
                 draft.tokens.add(delta.tokens)
                 if delta.response is not None:
@@ -305,3 +305,39 @@ def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Messa
     own = "\n\n".join(message.content for message in messages if message.role == "system")
     system = f"{SYSTEM_PROMPT}\n\n{own}" if own else SYSTEM_PROMPT
     return (Message("system", system), *(message for message in messages if message.role != "system"))
+
+
+class ServedTexts:
+    """`RawText` of the agent's model, at the precedence of people: learning waits for it.
+
+    A raw text is no question to the agent: nothing is decided, nothing leaves the machine, nothing is learned from it or recorded.
+    """
+
+    def __init__(self, texts: RawText, gate: ServingPrecedence) -> None:
+        self._texts = texts
+        self._gate = gate
+
+    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncGenerator[TextDelta, None]:
+        """Stream the continuation of a raw prompt; see `RawText`."""
+        with self._gate.serving():
+            async with closing(self._texts.continue_text(prompt, sampling, seed)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
+        """How likely the tokens of a text are; see `RawText`."""
+        with self._gate.serving():
+            return await self._texts.read(prompt, top_logprobs)
+
+    def text_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a text."""
+        return self._texts.text_tokens(text)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that ids stand for. Raises UsageError."""
+        return self._texts.text_of(token_ids)
+
+    @property
+    def tokenizer(self) -> TokenizerInfo:
+        """What a client that prepares prompts itself has to know."""
+        return self._texts.tokenizer

@@ -60,7 +60,9 @@ class CloudQuestions:
             raise Withheld(off)
         draft.tokens.begin()
         draft.call_key, draft.call_state = f"{self._run_id}-{draft.id}", UNSETTLED
-        call, deadline_s = self._call(draft), self._deadline_s()
+        call, deadline_s = self._call(draft), self._settings.cloud_deadline_s
+        if not self._client.online:
+            deadline_s = min(OFFLINE_DEADLINE_S, deadline_s)
         with self._settling(draft):
             async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
                 async for delta in deltas:
@@ -87,15 +89,15 @@ class CloudQuestions:
             openai_json=draft.request.beyond.openai_json,
         )
 
-    def _deadline_s(self) -> float:
-        most = self._settings.cloud_deadline_s
-        return most if self._client.online else min(OFFLINE_DEADLINE_S, most)
-
     @contextmanager
     def _settling(self, draft: Draft) -> Iterator[None]:
         """Around a call: noted on disk before it is sent, and what is known of its end afterwards."""
         access, began = self._access, self._clock.monotonic()
-        self._note(draft, "cut off while the cloud was asked")
+        try:
+            access.unconfirmed.begin(replace(self._record_of(draft), reason="cut off while the cloud was asked"))
+        except Withheld:
+            draft.call_key = draft.call_state = ""
+            raise
         try:
             yield
             access.quotas.answered(draft.task)
@@ -114,14 +116,6 @@ class CloudQuestions:
             raise
         finally:
             draft.cloud_s = self._clock.monotonic() - began
-
-    def _note(self, draft: Draft, reason: str) -> None:
-        """On disk, before anything is sent. Raises Withheld; the draft has no call then."""
-        try:
-            self._access.unconfirmed.begin(replace(self._record_of(draft), reason=reason))
-        except Withheld:
-            draft.call_key = draft.call_state = ""
-            raise
 
 
 def conversation_for_the_cloud(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:

@@ -1,20 +1,28 @@
-"""An answer while it grows, and the settings under which it does."""
+"""An answer while it grows, the settings under which it does, and its record."""
 
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
+from edge.budget.access import CloudAccess
 from edge.cloud.hints import Cut
+from edge.cloud.unconfirmed import UNSETTLED
 from edge.config.schema import Mode
-from edge.core.errors import Unsupported
-from edge.core.types import BeyondText, DialOverride, LocalResponse, Sampling, ScoredToken
+from edge.core.clock import Clock
+from edge.core.events import EventSink
+from edge.core.types import DialOverride, FinishReason, LocalResponse, Sampling, ScoredToken
+from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
+from edge.inference.backend import InferenceBackend
 from edge.privacy.registry import private_cut
 from edge.rpc.client import CloudCompletion
-from edge.state.answer_record import AnswerDelta, AnswerRequest
-from edge.state.events import Source
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
+from edge.state.events import AnswerFinished, Notice, Source
+from edge.state.folder import StateFolder
 
 
 class AnswerTokens:
@@ -34,10 +42,10 @@ class AnswerTokens:
         for token in tokens:
             self._waiting.append(replace(token, start=self._base + token.start, end=self._base + token.end))
 
-    def until(self, said: int) -> tuple[ScoredToken, ...]:
-        """The tokens that end in the first `said` characters, each once."""
+    def until(self, shown: int) -> tuple[ScoredToken, ...]:
+        """The tokens that end in the first `shown` characters, each once."""
         out = []
-        while self._waiting and self._waiting[0].end <= said:
+        while self._waiting and self._waiting[0].end <= shown:
             out.append(self._waiting.popleft())
         return tuple(out)
 
@@ -105,17 +113,116 @@ UNFOLLOWED = "could not be followed"
 _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
-def refusal_of(beyond: BeyondText, why: str) -> Unsupported:
-    """The error for a demand that no local answer meets, where the cloud is not asked (`why`, in a few words)."""
-    name = beyond.required or beyond.wants[0]
-    return Unsupported(
-        f"{name}: only the cloud can do this, and it is not asked here ({why})",
-        parameter=name,
-        hint="leave it out, or ask where the cloud may be asked (model edge or edge-cloud)",
-    )
-
-
 def finish_of(openai_json: str) -> str:
     """Why a cloud completion ended, in OpenAI's words; "" where it is missing or another word."""
     reason = json.loads(openai_json).get("finish_reason") if openai_json else None
     return reason if isinstance(reason, str) and reason in _FINISHES else ""
+
+
+_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_CUT_TAG = re.compile(r"</?(?:think|answer)>|</?[a-z]{0,6}\Z")
+
+
+class AnswerRecorder:
+    """Makes records of drafts, and keeps the finished ones."""
+
+    def __init__(self, backend: InferenceBackend, state: StateFolder, access: CloudAccess, sink: EventSink, clock: Clock) -> None:
+        self._backend = backend
+        self._state = state
+        self._access = access
+        self._sink = sink
+        self._clock = clock
+        self.answers = 0
+
+    def keep(self, draft: Draft) -> AnswerRecord:
+        """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written its reason
+        is that: the answer is given all the same, and what it cost is asked for when there is room again."""
+        record, access = self.record(draft), self._access
+
+        def beside() -> None:
+            """The dial that learned from it, the budget, and the end of its call."""
+            access.dials.save(access.dials.of(draft.task))
+            access.quotas.save(draft.task)
+            if draft.call_key and draft.call_state != UNSETTLED:
+                access.unconfirmed.confirm(draft.call_key)
+
+        try:
+            self._state.put_request(record.id, record.created_at, record.to_json(), beside)
+        except sqlite3.Error as error:
+            failure = f"not recorded, the state folder cannot be written ({error})"
+            self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))
+            record = replace(record, reason=f"{record.reason}; {failure}")
+        self.answers += 1
+        self._sink.emit(
+            AnswerFinished(
+                record.id,
+                record.source,
+                record.reason,
+                record.help_log_odds,
+                record.dual,
+                record.adapter_version,
+                record.latency_s,
+                record.cloud_tokens,
+                record.charged_uusd,
+            )
+        )
+        return record
+
+    def record(self, draft: Draft) -> AnswerRecord:
+        """What is known of an answer now."""
+        quota = self._access.quotas.now(draft.task, self._backend.adapter_version)
+        first = draft.responses[0] if draft.responses else None
+        last = draft.responses[-1] if draft.responses else None
+        usage = draft.completion.usage if draft.completion else None
+        openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else ""
+        shown = draft.cloud_text if draft.source == "cloud" else draft.text
+        cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
+        return AnswerRecord(
+            id=draft.id,
+            source=draft.source,
+            text=draft.text,
+            final=cut_answer(shown) if cut else shown_answer(shown),
+            help_log_odds=first.help_log_odds if first else None,
+            dual=quota.dual,
+            calls_left=quota.calls_left,
+            tokens_left=quota.tokens_left,
+            spend_left_uusd=quota.spend_left_uusd,
+            adapter_version=last.adapter_version if last else self._backend.adapter_version,
+            reason=draft.reason,
+            latency_s=self._clock.monotonic() - draft.began,
+            local_text=draft.local_text,
+            cloud_text=draft.cloud_text,
+            model=self._backend.model.name,
+            cloud_model=draft.completion.model if draft.completion else "",
+            cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
+            charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
+            created_at=draft.began_at,
+            finish=finish_of(openai_json)
+            or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
+            prompt_tokens=draft.prompt_tokens,
+            completion_tokens=sum(len(response.token_ids) for response in draft.responses),
+            mode=draft.mode,
+            help_bias=draft.sampling.help_bias,
+            task=draft.task,
+            target_rate=quota.target_rate,
+            prompt=draft.request.messages[-1].content,
+            turns=sum(message.role != "system" for message in draft.request.messages),
+            call_key=draft.call_key,
+            asked=draft.asked,
+            call_state=draft.call_state,
+            local_latency_s=draft.local_s,
+            cloud_latency_s=draft.cloud_s,
+            first_token_s=draft.first_token_s,
+            quota=quota.to_json(),
+            openai_json=openai_json,
+            cached=draft.completion is not None and draft.completion.cached,
+            might_ask=draft.might_ask,
+            cloud_output_tokens=usage.output_tokens if usage else 0,
+        )
+
+
+def cut_answer(text: str) -> str:
+    """What a person may read of a response that was cut off: its answer as far as it came, "" inside the think part; no tags."""
+    if (answer := last_boxed(text) or answer_part(text)) is not None:
+        return answer
+    return _CUT_TAG.sub("", _THINK_PART.sub("", text)).strip()

@@ -50,41 +50,31 @@ def _outcome(record: Mapping[str, Any]) -> str:
 
 
 async def _ledger(record: Mapping[str, Any], get_call: GetCall | None, why_nobody: str) -> dict[str, Any] | None:
-    key = str(record.get("call_key") or "")
-    if not key:
+    if not record.get("call_key"):
         return None
-    if get_call is None:
-        return _as_recorded(record, why_nobody)
-    try:
-        found = await get_call(key)
-    except CoordinatorError as error:
-        return _without_answer(record, error)
-    tokens = found.usage.input_tokens + found.usage.output_tokens
-    return _entry(record, "coordinator", CallProgress.COMPLETED.value, tokens, found.charged_uusd, found.model)
-
-
-def _without_answer(record: Mapping[str, Any], error: CoordinatorError) -> dict[str, Any]:
-    """A call that the coordinator has no answer of, or a coordinator that says nothing."""
-    states = ((NotFound, "unknown"), (CallInProgress, CallProgress.RUNNING.value), (OutcomeUnknown, CallProgress.IN_DOUBT.value))
-    if isinstance(error, CoordinatorUnavailable) and error.reason in LOST_REASONS | {"DEADLINE_EXCEEDED"}:
-        return _as_recorded(record, f"the coordinator cannot be asked: {why_away(error)}")
-    state = next((name for kind, name in states if isinstance(error, kind)), CallProgress.FAILED.value)
-    return {**_entry(record, "coordinator", state, 0, int(record.get("charged_uusd") or 0), ""), "note": str(error)}
-
-
-def _as_recorded(record: Mapping[str, Any], why: str) -> dict[str, Any]:
-    state, tokens = str(record.get("call_state") or CallProgress.COMPLETED.value), int(record.get("cloud_tokens") or 0)
-    charged, model = int(record.get("charged_uusd") or 0), str(record.get("cloud_model") or "")
-    return {**_entry(record, "record", state, tokens, charged, model), "note": why}
-
-
-def _entry(record: Mapping[str, Any], told_by: str, state: str, tokens: int, charged_uusd: int, model: str) -> dict[str, Any]:
-    return {
-        "told_by": told_by,
-        "state": state,
-        "tokens": tokens,
-        "charged_uusd": charged_uusd,
-        "model": model,
+    recorded = {
+        "told_by": "record",
+        "state": str(record.get("call_state") or CallProgress.COMPLETED.value),
+        "tokens": int(record.get("cloud_tokens") or 0),
+        "charged_uusd": int(record.get("charged_uusd") or 0),
+        "model": str(record.get("cloud_model") or ""),
         "call_key": record["call_key"],
-        "note": "",
+        "note": why_nobody,
     }
+    if get_call is None:
+        return recorded
+    try:
+        found = await get_call(str(record["call_key"]))
+    except CoordinatorError as error:
+        if isinstance(error, CoordinatorUnavailable) and error.reason in LOST_REASONS | {"DEADLINE_EXCEEDED"}:
+            return {**recorded, "note": f"the coordinator cannot be asked: {why_away(error)}"}
+        states = (
+            (NotFound, "unknown"),
+            (CallInProgress, CallProgress.RUNNING.value),
+            (OutcomeUnknown, CallProgress.IN_DOUBT.value),
+        )
+        state = next((name for kind, name in states if isinstance(error, kind)), CallProgress.FAILED.value)
+        return {**recorded, "told_by": "coordinator", "state": state, "tokens": 0, "model": "", "note": str(error)}
+    tokens = found.usage.input_tokens + found.usage.output_tokens
+    answered = {"state": CallProgress.COMPLETED.value, "tokens": tokens, "charged_uusd": found.charged_uusd, "model": found.model}
+    return {**recorded, "told_by": "coordinator", **answered, "note": ""}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge.budget.dial import Dials, DialSnapshot
 from edge.budget.quota import Quota, Quotas
-from edge.cloud.connection import LearnedTasks
+from edge.cloud.client import LearnedTasks
 from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls
 from edge.core.clock import Clock

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, stored_dials
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
-from edge.cloud.client import KnownBudget
-from edge.cloud.connection import CoordinatorLink
+from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.errors import CoordinatorError
 from edge.state.reader import OfTask, StateReader, used_by_task

@@ -28,8 +28,9 @@ from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
 from edge.core.types import Message
 from edge.privacy.rules import NeverSend
-from edge.serve.ports import AnswerNote, Mode, Question
+from edge.serve.ports import AnswerNote, Mode
 from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -159,7 +160,7 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
 class Reader:
     """Whoever answers: `read` streams one answer by channel, then its note; `control` looks and steers. Both may raise EdgeError."""
 
-    read: Callable[[Question], Reading]
+    read: Callable[[AnswerRequest], Reading]
     control: AgentControl
 
 
@@ -196,7 +197,7 @@ def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: N
     own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
     off = switched_off(resolved.config)
 
-    async def read(question: Question) -> Reading:
+    async def read(question: AnswerRequest) -> Reading:
         mode, no_cloud = question.mode or own_mode, off
         if never_send.broken([message.content for message in question.messages]):
             no_cloud = no_cloud or "--never-send forbids it"
@@ -219,9 +220,9 @@ def own_reader(agent: Agent) -> Reader:
     return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
 
 
-def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> Question:
+def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:
     """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
-    return Question(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
+    return AnswerRequest(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 
 # -- the answer as it comes ----------------------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class Answer:
         return {"answer": self.final, "content": self.content, "reasoning": self.reasoning, **about}
 
 
-async def ask_and_show(reader: Reader, question: Question, screen: Screen) -> Answer:
+async def ask_and_show(reader: Reader, question: AnswerRequest, screen: Screen) -> Answer:
     """Ask, and show the answer on the screen as it comes. Raises EdgeError."""
     answer = Answer()
     try:

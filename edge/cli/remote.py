@@ -17,9 +17,10 @@ from urllib.parse import quote, urlencode
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.core.files import replacing
 from edge.serve.errors import CLOUD_OFF
-from edge.serve.ports import MODELS, AnswerNote, Question
+from edge.serve.ports import MODELS, AnswerNote
 from edge.serve.reasoning import ChannelText, Reading
 from edge.serve.token_file import read_token
+from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
     import aiohttp
@@ -130,7 +131,7 @@ class RemoteAgent:
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
             return False
 
-    async def read(self, question: Question) -> Reading:
+    async def read(self, question: AnswerRequest) -> Reading:
         """Stream one answer by channel, then its note."""
         import aiohttp
 

@@ -129,7 +129,7 @@ async def _wait_for(stop: asyncio.Event, limit_s: float) -> None:
 
 def token_of(serve: ServeConfig) -> str:
     """The token that clients must show, "" where none is needed. Raises UsageError for an open address without one."""
-    from edge.serve.server import is_loopback
+    from edge.rpc.address import is_loopback
     from edge.serve.token_file import read_token
 
     if serve.token_file is not None:
@@ -161,10 +161,11 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
     """Serve the agent while the block runs, where other commands find it."""
     from edge.app import state_folder
     from edge.cli.remote import announced
+    from edge.rpc.address import is_loopback
     from edge.serve.access import DEFAULT_LIMITS
     from edge.serve.endpoint import build_app
     from edge.serve.running_agent import AgentAnswers, RunningAgent
-    from edge.serve.server import is_loopback, serving
+    from edge.serve.server import serving
 
     serve, model = config.serve, agent.status().model
     app = build_app(

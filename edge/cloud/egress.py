@@ -32,6 +32,7 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
 )
 from edge.rpc.v1 import budget_pb2, call_pb2
 
@@ -77,14 +78,12 @@ class EgressClient:
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} begins", "OpenStep", payload)):
             return await self._client.open_step(task, step, planned_prompts, group_size, target_rate)
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ."""
         self._refuse_labels([task])
-        payload = codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate).SerializeToString()
+        payload = codec.encode_close_step(task, step, units).SerializeToString()
         with self._written_down(EgressRequest("step report", f"step {step + 1} of task {task} is done", "CloseStep", payload)):
-            return await self._client.close_step(task, step, total_units, help_units, uncalled_units, own_rate)
+            return await self._client.close_step(task, step, units)
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once. Raises Withheld when the call may not be sent."""
@@ -159,10 +158,18 @@ class EgressClient:
             redacted = self._registry.redacted(texts, call.openai_json)
         except ValueError as error:
             raise InvalidRequest(f"openai_json cannot be read: {error}") from error
-        sent = self._with(call, redacted)
+        prompt_id = call.prompt_id
+        if self._registry.leaks([prompt_id], "", redacted.originals):  # such as a name in a file of tasks
+            prompt_id = f"digest:{hashlib.blake2b(prompt_id.encode(), digest_size=16).hexdigest()}"
+        messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
+        sent = replace(call, messages=messages, prompt_id=prompt_id, openai_json=redacted.json)
         message = codec.encode_call(sent)
         self._refuse_leaks(message, redacted)
-        self._remember(call.call_key, redacted)
+        if redacted.originals:
+            self._remembered[call.call_key] = redacted
+            self._remembered.move_to_end(call.call_key)
+            while len(self._remembered) > _MOST_REMEMBERED:
+                self._remembered.popitem(last=False)
         kind, why = kind_of(call)
         answer_id = call.prompt_id if kind == "answering" else ""
         payload = message.SerializeToString()
@@ -176,16 +183,6 @@ class EgressClient:
         if kinds := self._registry.kinds_in_names(labels):
             raise Withheld(f"the task's name tells a {', a '.join(sorted(kinds))}", hint="give the task another name")
 
-    def _with(self, call: CloudCall, redacted: Redacted) -> CloudCall:
-        messages = tuple(Message(message.role, text) for message, text in zip(call.messages, redacted.texts, strict=True))
-        return replace(call, messages=messages, prompt_id=self._unnamed(call.prompt_id, redacted), openai_json=redacted.json)
-
-    def _unnamed(self, prompt_id: str, redacted: Redacted) -> str:
-        """A prompt's id; one that has something private in it, such as a name in a file of tasks, as a digest."""
-        if not self._registry.leaks([prompt_id], "", redacted.originals):
-            return prompt_id
-        return f"digest:{hashlib.blake2b(prompt_id.encode(), digest_size=16).hexdigest()}"
-
     def _refuse_leaks(self, message: WireMessage, redacted: Redacted) -> None:
         """The leak test, on every text of the message that is about to be sent, whatever fields it has. Raises Withheld."""
         texts = list(_texts_in(message))
@@ -194,13 +191,6 @@ class EgressClient:
         leaks = self._registry.leaks(plain, json, redacted.originals)
         if leaks:
             raise Withheld(f"the leak test found {', '.join(sorted(leaks))} in the redacted request")
-
-    def _remember(self, call_key: str, redacted: Redacted) -> None:
-        if redacted.originals:
-            self._remembered[call_key] = redacted
-            self._remembered.move_to_end(call_key)
-            while len(self._remembered) > _MOST_REMEMBERED:
-                self._remembered.popitem(last=False)
 
     @contextmanager
     def _written_down(self, request: EgressRequest) -> Iterator[None]:
@@ -229,7 +219,7 @@ def _chars_of(call: CloudCall) -> int:
 
 
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
-    """What a call is for, and why it is made as far as the call itself tells."""
+    """What a call is for, and why it is made as far as the call itself shows."""
     if call.step >= 0:
         return "learning", f"step {call.step + 1} of task {call.task}: {call.help_units} responses asked for help"
     if call.prompt_id.startswith(EVALUATION):

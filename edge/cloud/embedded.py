@@ -35,6 +35,11 @@ _PROBE_S = 0.05
 _STOP_S = 10.0
 _CRASH_HINT = "edge-agent doctor tells whether llama.cpp runs on this processor"
 _RESTART_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_UPSTREAM_FIELDS = (
+    "model", "path", "base_url", "api_key", "api_key_env", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok", "tokens_field",
+    "allow_plaintext", "threads",
+)  # fmt: skip
+_DUAL_FIELDS = ("controller", "dual_scope", "dual_init", "dual_lr", "dual_proportional", "dual_window", "dual_ceiling")
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -58,45 +63,14 @@ def _short_folder(folder: Path) -> Path:
     return base / f"edge-agent-{os.getuid()}-{name}"
 
 
-def _remove_short_folder(folder: Path) -> None:
-    """Leave nothing in the temporary folder. A socket that still lies there, or a folder that was never made, is left alone."""
-    with contextlib.suppress(OSError):
-        _short_folder(folder).rmdir()
-
-
 def embedded_settings(config: AgentConfig) -> dict[str, Any]:
     """The child's configuration, in the coordinator's own schema."""
     embedded, budget = config.coordinator.embedded, config.budget
-    upstream = {
-        "provider": embedded.upstream,
-        "model": embedded.model,
-        "path": embedded.path,
-        "base_url": embedded.base_url,
-        "api_key": embedded.api_key,
-        "api_key_env": embedded.api_key_env,
-        "price_in_uusd_per_mtok": embedded.price_in_uusd_per_mtok,
-        "price_out_uusd_per_mtok": embedded.price_out_uusd_per_mtok,
-        "tokens_field": embedded.tokens_field,
-        "allow_plaintext": embedded.allow_plaintext,
-        "deadline_s": config.coordinator.call_deadline_s,
-        "threads": embedded.threads,
-    }
-    task = {
-        "dual_scope": config.learning.dual_scope,
-        "dual_init": config.learning.dual_init,
-        "controller": config.learning.controller,
-        "dual_lr": config.learning.dual_lr,
-        "dual_proportional": config.learning.dual_proportional,
-        "dual_window": config.learning.dual_window,
-        "dual_ceiling": config.learning.dual_ceiling,
-        "step_credit_kappa": embedded.step_credit_kappa,
-        "target_rate_from_device": True,
-    }
-    limits = {
-        "calls_limit": budget.calls_limit,
-        "tokens_limit": budget.tokens_limit,
-        "spend_limit_uusd": budget.spend_limit_uusd,
-    }
+    upstream = {name: getattr(embedded, name) for name in _UPSTREAM_FIELDS}
+    upstream |= {"provider": embedded.upstream, "deadline_s": config.coordinator.call_deadline_s}
+    task = {name: getattr(config.learning, name) for name in _DUAL_FIELDS}
+    task |= {"step_credit_kappa": embedded.step_credit_kappa, "target_rate_from_device": True}
+    limits = {name: getattr(budget, name) for name in ("calls_limit", "tokens_limit", "spend_limit_uusd")}
     return {
         "upstreams": {config.coordinator.model_alias: {key: value for key, value in upstream.items() if value is not None}},
         "tasks": {"*": task},
@@ -131,7 +105,7 @@ class EmbeddedCoordinator:
         start_timeout_s: float = 30.0,
         command: Sequence[str] | None = None,
     ) -> None:
-        """`folder` is the child's state folder; `probe` tells whether the service is SERVING."""
+        """`folder` is the child's state folder; `probe` returns whether the service is SERVING."""
         self._folder = folder
         self._settings = settings
         self._probe = probe
@@ -175,11 +149,12 @@ class EmbeddedCoordinator:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
             self._watching = None
-        _remove_short_folder(self._folder)
+        with contextlib.suppress(OSError):  # a socket that still lies there, or a folder that was never made, is left alone
+            _short_folder(self._folder).rmdir()
 
     @property
     def log_file(self) -> Path:
-        """What the child says."""
+        """What the child writes."""
         return self._folder / "coordinator.log"
 
     async def _until_serving(self) -> None:

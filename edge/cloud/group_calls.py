@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +25,17 @@ _MOST_DIGITS = 19
 def what_is_used_up(error: BudgetExhausted) -> str:
     """`62 of 60 calls`; where the coordinator reports no numbers, its own words."""
     metadata = error.metadata
-    numbers = [_number(metadata, name) for name in ("used", "limit", "needed", "kept")]
+    texts = [metadata.get(name, "") for name in ("used", "limit", "needed", "kept")]
+    numbers = [int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None for text in texts]
     if None in numbers[:2]:
         return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
     unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
-    aside = f", {_amount(kept, unit)} kept for other devices" if kept else ""
-    short = f"; this call may need {_amount(needed, unit)}" if used + kept < limit else ""
-    return f"{_share(used, limit, unit)}{whose}{aside}{short}"
+    amount = dollars if unit == "uusd" else str
+    share = f"{amount(used)} of {amount(limit)}{'' if unit == 'uusd' else f' {unit}'}"
+    aside = f", {amount(kept)} kept for other devices" if kept else ""
+    short = f"; this call may need {amount(needed)}" if used + kept < limit else ""
+    return f"{share}{whose}{aside}{short}"
 
 
 def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool) -> BudgetExhausted:
@@ -42,19 +45,6 @@ def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool)
     more = f"raise {setting}" if own_coordinator else "ask who runs the coordinator for more"
     metadata = {**error.metadata, "told": what}
     return BudgetExhausted(f"the budget is used up ({what})", hint=f"{more}, or ask without --cloud", metadata=metadata)
-
-
-def _share(used: int, limit: int, unit: str) -> str:
-    return f"{dollars(used)} of {dollars(limit)}" if unit == "uusd" else f"{used} of {limit} {unit}"
-
-
-def _amount(amount: int, unit: str) -> str:
-    return dollars(amount) if unit == "uusd" else str(amount)
-
-
-def _number(metadata: Mapping[str, str], name: str) -> int | None:
-    text = metadata.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 _POLL_S = 0.2
@@ -135,7 +125,10 @@ class GroupCalls:
         except Withheld as error:
             return CloudOutcome(None, reason=str(error), unsent=True)
         except OutcomeUnknown as error:
-            return CloudOutcome(None, reason=str(error), lost_uusd=_charged(error))
+            charged = error.metadata.get("charged_uusd", "")
+            return CloudOutcome(
+                None, reason=str(error), lost_uusd=int(charged) if charged.isascii() and charged.isdigit() else None
+            )
         except CoordinatorError as error:
             return CloudOutcome(None, reason=str(error))
         except TimeoutError:
@@ -156,12 +149,6 @@ class GroupCalls:
             except CallInProgress as error:
                 recovering = True
                 await asyncio.sleep(error.retry_after_s or _POLL_S)
-
-
-def _charged(error: OutcomeUnknown) -> int | None:
-    """Micro-USD in the reply to a call without an answer; None where it has none."""
-    charged = error.metadata.get("charged_uusd", "")
-    return int(charged) if charged.isascii() and charged.isdigit() else None
 
 
 def refusal_text(error: BudgetExhausted) -> str:

@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as WireMessage
 
 from edge.core.clock import Clock
-from edge.core.errors import NotFound, StateError, Withheld
+from edge.core.errors import NotFound, Withheld
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
-from edge.state.schema import check_readable
+from edge.state.reader import reading
 
 SentKind = Literal["answering", "learning", "evaluation", "step report", "registration", "inquiry"]
 SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
@@ -28,6 +28,10 @@ _DAY_S = 86400.0
 _CHECK_EVERY = 256
 """Entries between two checks for what is too old."""
 _COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"
+
+_INSERT = """
+INSERT INTO sent (at, kind, why, method, answer_id, call_key, payload, replaced, last_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +115,17 @@ class SentReader:
         }
 
     def entries(self, choice: Choice) -> list[SentEntry]:
-        """The chosen entries, newest first. An answer's tells the reason in its record, once there is one."""
-        conditions, values = _conditions(choice)
+        """The chosen entries, newest first. An answer's has the reason of its record, once there is one."""
+        wanted = {
+            "id < ?": choice.before,
+            "last_at >= ?": choice.since,
+            "kind = ?": choice.kind,
+            "answer_id = ?": choice.answer_id,
+        }
+        given = {condition: value for condition, value in wanted.items() if value is not None}
         rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM sent WHERE {conditions} ORDER BY id DESC LIMIT ?",  # noqa: S608 - of constants
-            (*values, choice.limit),
+            f"SELECT {_COLUMNS} FROM sent WHERE {' AND '.join(['1', *given])} ORDER BY id DESC LIMIT ?",  # noqa: S608 - of constants
+            (*given.values(), choice.limit),
         )
         return [self._entry(row) for row in rows]
 
@@ -136,29 +146,16 @@ class SentReader:
 
     def waiting(self) -> list[dict[str, Any]]:
         """Reports of learning steps that have not been sent yet, oldest first."""
-        names = [
-            "id",
-            "task",
-            "task_step",
-            "planned_prompts",
-            "group_size",
-            "target_rate",
-            "total_units",
-            "help_units",
-            "uncalled_units",
-            "own_rate",
-        ]
+        names = ("id", "task", "task_step", "planned_prompts", "group_size", "target_rate",
+                 "total_units", "help_units", "uncalled_units", "own_rate")  # fmt: skip
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _entry(self, row: Sequence[Any]) -> SentEntry:
         number, at, kind, why, method, answer_id, call_key, size, replaced, times, last_at, outcome = row
-        why = self._reason_of(answer_id) or why if answer_id else why
+        found = answer_id and self._db.execute("SELECT record FROM requests WHERE id = ?", (answer_id,)).fetchone()
+        why = (json.loads(found[0]).get("reason") if found else "") or why
         return SentEntry(number, at, kind, why, method, answer_id, call_key, size, json.loads(replaced), times, last_at, outcome)
-
-    def _reason_of(self, answer_id: str) -> str:
-        row = self._db.execute("SELECT record FROM requests WHERE id = ?", (answer_id,)).fetchone()
-        return "" if row is None else str(json.loads(row[0]).get("reason", ""))
 
 
 class SentLog:
@@ -176,12 +173,14 @@ class SentLog:
         now = self._clock.now()
         try:
             with self._db:
-                number = self._insert(request, now)
+                about = (request.kind, request.why, request.method, request.answer_id, request.call_key)
+                replaced = json.dumps(dict(sorted(request.replaced.items())))
+                cursor = self._db.execute(_INSERT, (now, *about, request.payload, replaced, now))
                 self._write_repeats(now)
                 self._drop_old(now)
         except sqlite3.Error as error:
             raise Withheld(f"what leaves the device cannot be written down ({error})", hint="make room on the disk") from error
-        return number
+        return int(cursor.lastrowid or 0)
 
     def sent_again(self, number: int) -> None:
         """The same bytes are sent once more; counted with the next entry."""
@@ -196,15 +195,6 @@ class SentLog:
         """Write what is still counted; where that fails, only the count of repeated inquiries is lost."""
         with suppress(sqlite3.Error), self._db:
             self._write_repeats(self._clock.now())
-
-    def _insert(self, request: EgressRequest, now: float) -> int:
-        replaced = json.dumps(dict(sorted(request.replaced.items())))
-        about = (request.kind, request.why, request.method, request.answer_id, request.call_key)
-        cursor = self._db.execute(
-            "INSERT INTO sent (at, kind, why, method, answer_id, call_key, payload, replaced, last_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (now, *about, request.payload, replaced, now),
-        )
-        return int(cursor.lastrowid or 0)
 
     def _write_repeats(self, now: float) -> None:
         rows = [(count, now, number) for number, count in self._again.items()]
@@ -229,28 +219,9 @@ class SentLog:
 @contextmanager
 def reading_sent(folder: Path) -> Iterator[SentReader | None]:
     """The entries of a state folder, read-only, also while an agent uses it; None where nothing ever left. Raises StateError."""
-    path = folder / "agent.sqlite"
-    if not path.is_file():
-        yield None
-        return
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            check_readable(database, path)
-            known = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'").fetchone()
-            yield SentReader(database) if known else None
-    except (sqlite3.Error, ValueError) as error:
-        raise StateError(f"{path}: cannot be read: {error}", hint="name another folder with --state") from error
-
-
-def _conditions(choice: Choice) -> tuple[str, list[Any]]:
-    wanted = (
-        ("id < ?", choice.before),
-        ("last_at >= ?", choice.since),
-        ("kind = ?", choice.kind),
-        ("answer_id = ?", choice.answer_id),
-    )
-    given = [(condition, value) for condition, value in wanted if value is not None]
-    return " AND ".join(["1", *(condition for condition, _ in given)]), [value for _, value in given]
+    with reading(folder) as state:
+        known = state is not None and state.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'")
+        yield SentReader(state.database) if state is not None and known else None
 
 
 _MESSAGES: dict[str, type[WireMessage]] = {

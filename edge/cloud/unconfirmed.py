@@ -85,19 +85,14 @@ class UnconfirmedCalls(ABC):
             return False
         if key in self._under_way and not waited_for:  # it was made again meanwhile
             return False
-        if end["call_state"] == NEVER_ARRIVED and not self._is_lost(key):
-            return False
+        if end["call_state"] == NEVER_ARRIVED:
+            now = self._clock.monotonic()
+            if now - self._unknown_since.setdefault(key, now) < ARRIVES_WITHIN_S:  # a request may still be on its way
+                return False
+            del self._unknown_since[key]
         with suppress(sqlite3.Error):
             return self.write_end(key, end)
         return False
-
-    def _is_lost(self, key: str) -> bool:
-        """Of a call that the coordinator does not know: whether no request of it can be on its way any more."""
-        now = self._clock.monotonic()
-        lost = now - self._unknown_since.setdefault(key, now) >= ARRIVES_WITHIN_S
-        if lost:
-            del self._unknown_since[key]
-        return lost
 
 
 class AnswerCalls(UnconfirmedCalls):
@@ -192,15 +187,10 @@ async def end_of_call(client: CoordinatorClient, key: str) -> dict[str, Any]:
     except CoordinatorError as error:
         if isinstance(error, CoordinatorUnavailable) and error.reason in _AWAY:
             raise
-        return await _failed_end(client, key)
+        ended = await client.cancel_call(key)  # it ended without an answer: how, and what it cost all the same
+        if ended.progress is CallProgress.RUNNING:
+            raise CallInProgress(f"call {key!r} is running") from error
+        return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}
     tokens = found.usage.input_tokens + found.usage.output_tokens
     state = CallProgress.COMPLETED.value
     return {"call_state": state, "charged_uusd": found.charged_uusd, "cloud_tokens": tokens, "cloud_model": found.model}
-
-
-async def _failed_end(client: CoordinatorClient, key: str) -> dict[str, Any]:
-    """Of a call that ended without an answer: how, and what it cost all the same."""
-    ended = await client.cancel_call(key)
-    if ended.progress is CallProgress.RUNNING:
-        raise CallInProgress(f"call {key!r} is running")
-    return {"call_state": ended.progress.value, "charged_uusd": ended.charged_uusd}

@@ -17,8 +17,9 @@ from edge.core.errors import EdgeError, StateError
 from edge.core.files import replacing_folder
 from edge.core.types import AdapterRef
 from edge.learning.step_reporter import OpenStep
+from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Position, StepUnits
+from edge.state.rows import Position
 from edge.training.learner import Learner
 
 _PREFIX = "step-"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
-from edge.cloud.connection import CoordinatorProcess
+from edge.cloud.client import CoordinatorProcess
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.evaluation.judging import RolloutSettings

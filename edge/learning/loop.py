@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
-from edge.cloud.connection import CoordinatorLink
+from edge.cloud.client import CoordinatorLink
 from edge.core.clock import Clock
 from edge.core.concurrency import Stop
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, InvalidRequest, NotFound, PermissionDenied, UsageError

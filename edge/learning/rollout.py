@@ -35,8 +35,7 @@ from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import CloudCall, CloudCompletion
-from edge.state.rows import StepUnits
+from edge.rpc.client import CloudCall, CloudCompletion, StepUnits
 from edge.verifiers.verifier import Verifier
 
 

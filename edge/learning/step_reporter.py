@@ -14,10 +14,10 @@ from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused
 from edge.core.events import EventSink
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.dual import help_bias_step
-from edge.rpc.client import CoordinatorClient, StepClosed
+from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
 from edge.state.events import Notice, OutboxDelivered
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, StepUnits, Terms
+from edge.state.rows import Report, Terms
 
 HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
 """Whether asking helps is judged by the gains of the last ten steps, once five of them have one."""
@@ -137,10 +137,7 @@ class StepReporter:
         return replace(known, next_step=waiting[-1] + 1) if waiting else known
 
     async def _closed(self, report: Report) -> StepClosed:
-        units = report.units
-        return await self._client.close_step(
-            report.task, report.task_step, units.total, units.help, units.uncalled, units.own_rate
-        )
+        return await self._client.close_step(report.task, report.task_step, report.units)
 
     async def deliver(self) -> None:
         """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""

@@ -23,7 +23,7 @@ class Address:
     @property
     def is_local(self) -> bool:
         """True when nothing sent there leaves this machine: a Unix socket or a loopback address."""
-        return bool(self.path) or _is_loopback(self.host)
+        return bool(self.path) or is_loopback(self.host)
 
     def __str__(self) -> str:
         if self.path:
@@ -40,7 +40,7 @@ def shown(text: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """The address a person wrote. Raises UsageError that says what is wrong with it."""
+    """The address a person wrote. Raises UsageError with what is wrong."""
     if text.startswith(UNIX_PREFIX):
         return _parse_unix(text)
     host, colon, port = text.rpartition(":")
@@ -61,7 +61,8 @@ def _parse_unix(text: str) -> Address:
     return Address(path=path)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address. Names other than localhost count as foreign."""
     if host == "localhost":
         return True
     try:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from edge.core.errors import ConfigError
 from edge.core.files import drop_cut_line
@@ -29,9 +28,9 @@ _LINE_START = b'{"request": "'
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One answer. `usage` is None where the cloud LLM did not say; `charged_uusd` and `cached` are what the ledger said then.
+    """One answer. `usage` is None where the cloud LLM did not report it; `charged_uusd` and `cached` are as the ledger had them then.
 
-    `model`, `max_output_tokens` and `prompt_form` are the request's, "" and 0 where the line does not tell.
+    `model`, `max_output_tokens` and `prompt_form` are the request's, "" and 0 where the line lacks them.
     """
 
     text: str
@@ -92,7 +91,22 @@ def open_for_recording(path: Path) -> dict[str, RecordedAnswer]:
 def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]:
     try:
         entry = json.loads(line)
-        return _text(entry["request"]), _answer_from(entry["result"], entry)
+        result, usage = entry["result"], entry["result"]["usage"]
+        beyond = _text(result.get("beyond_text", ""))
+        if beyond and not isinstance(json.loads(beyond), dict):
+            raise TypeError("expected the text of a JSON object")
+        return _text(entry["request"]), RecordedAnswer(
+            text=_text(result["text"]),
+            usage=None if usage is None else TokenUsage(_count(usage["input_tokens"]), _count(usage["output_tokens"])),
+            upstream_id=_text(result["upstream_id"]),
+            finish=_text(result["finish"]),
+            charged_uusd=_count(entry.get("charged_uusd", 0)),
+            cached=bool(entry.get("cached", False)),
+            model=_text(entry.get("model", "")),
+            max_output_tokens=_count(entry.get("max_output_tokens", 0)),
+            prompt_form=_text(entry.get("prompt_form", "")),
+            beyond_text=beyond,
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}:{number}: not a cassette line ({type(error).__name__}: {error})",
@@ -100,36 +114,10 @@ def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]
         ) from error
 
 
-def _answer_from(result: Mapping[str, Any], entry: Mapping[str, Any]) -> RecordedAnswer:
-    return RecordedAnswer(
-        text=_text(result["text"]),
-        usage=None if result["usage"] is None else _usage(result["usage"]),
-        upstream_id=_text(result["upstream_id"]),
-        finish=_text(result["finish"]),
-        charged_uusd=_count(entry.get("charged_uusd", 0)),
-        cached=bool(entry.get("cached", False)),
-        model=_text(entry.get("model", "")),
-        max_output_tokens=_count(entry.get("max_output_tokens", 0)),
-        prompt_form=_text(entry.get("prompt_form", "")),
-        beyond_text=_object_text(result.get("beyond_text", "")),
-    )
-
-
-def _usage(data: Mapping[str, Any]) -> TokenUsage:
-    return TokenUsage(_count(data["input_tokens"]), _count(data["output_tokens"]))
-
-
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, found {value!r}")
     return value
-
-
-def _object_text(value: object) -> str:
-    text = _text(value)
-    if text and not isinstance(json.loads(text), dict):
-        raise TypeError("expected the text of a JSON object")
-    return text
 
 
 def _count(value: object) -> int:

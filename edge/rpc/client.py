@@ -3,11 +3,12 @@
 Contract (tests/contracts/test_coordinator_client.py): every method raises a CoordinatorError of edge.core.errors and nothing else;
 `complete` is idempotent by `call_key`; `open_step` by (task, step); `close_step` applies the dual update exactly once and a repeated
 call returns the first answer. Retries (only of UNAVAILABLE and of RATE_LIMITED after its delay, with the same key) happen inside, within
-`deadline_s`.
-"""
+`deadline_s`."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,6 +46,19 @@ class StepOpened:
     dual: float
     target_rate: float
     call_credit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnits:
+    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
+
+    `own_rate`: the share that would have asked without the rollouts' help bias (None: there was none).
+    """
+
+    total: int
+    help: int
+    uncalled: int = 0
+    own_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +193,8 @@ class CoordinatorClient(Protocol):
         """Stop waiting for a call; who waits gets CallCancelled. Raises NotFound."""
         ...
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
-        """Report a step and move λ. `own_rate`: the share that would have asked without the help bias of the rollouts, which λ then acts
-        on in place of help_units / total_units (None: there was no bias)."""
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
+        """Report a step and move λ, which acts on `own_rate` where there is one, else on help / total."""
         ...
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
@@ -197,3 +208,24 @@ class CoordinatorClient(Protocol):
     async def aclose(self) -> None:
         """Close the connection. Safe to call twice."""
         ...
+
+
+_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def fingerprint(call: CloudCall) -> str:
+    """A digest of a call's content: all but its key, and but the number of responses that wait for it (a group made again after a
+    crash on other hardware may count differently, and must still get the answer it paid for)."""
+    turns = [[message.role, message.content] for message in call.messages]
+    content = [call.task, call.step, call.prompt_id, call.model_alias, turns, call.max_output_tokens]
+    return digest([*content, call.temperature.hex(), *openai_part(call)])
+
+
+def openai_part(call: CloudCall) -> list[str]:
+    """What OpenAI's fields add to a digest: nothing where there are none, so that digests of plain calls stay what they were."""
+    return [call.openai_json] if call.openai_json else []
+
+
+def digest(value: list[object]) -> str:
+    """SHA-256 of the value as compact JSON, in hexadecimal."""
+    return hashlib.sha256(_compact_json(value).encode("ascii")).hexdigest()

@@ -1,6 +1,6 @@
 """Messages <-> the values of edge/rpc/client.py.
 
-An error inside a message travels as rpc/errors.py says.
+An error inside a message travels as in rpc/errors.py.
 `step` -1 (outside training) travels as an absent field; a limit that is None travels as an absent field; λ travels as binary64, so
 encoding and decoding give back the same bits. Decoders raise InvalidRequest on a message that cannot be a value.
 """
@@ -8,6 +8,7 @@ encoding and decoding give back the same bits. Decoders raise InvalidRequest on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from edge.core.errors import CoordinatorError, InvalidRequest
 from edge.core.types import Message, Role, TokenUsage
@@ -21,6 +22,7 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
     TaskTerms,
 )
 from edge.rpc.errors import from_status, to_status
@@ -63,13 +65,15 @@ def encode_call(call: CloudCall) -> call_pb2.CompleteRequest:
 
 def decode_call(request: call_pb2.CompleteRequest) -> CloudCall:
     """The call a request stands for. Raises InvalidRequest on an unknown role."""
+    if unknown := [turn.role for turn in request.messages if turn.role not in _ROLE_FROM_WIRE]:
+        raise InvalidRequest(f"a message has the unknown role {unknown[0]}")
     return CloudCall(
         call_key=request.call_key,
         task=request.task,
         step=request.step if request.HasField("step") else -1,
         prompt_id=request.prompt_id,
         help_units=request.help_units,
-        messages=tuple(_decode_turn(turn) for turn in request.messages),
+        messages=tuple(Message(_ROLE_FROM_WIRE[turn.role], turn.content) for turn in request.messages),
         max_output_tokens=request.max_output_tokens,
         model_alias=request.model_alias or DEFAULT_ALIAS,
         temperature=request.sampling.temperature,
@@ -123,7 +127,7 @@ def encode_reply(reply: CallReply) -> call_pb2.CompleteBatchResponse:
 
 
 def decode_reply(response: call_pb2.CompleteBatchResponse) -> CallReply:
-    """What a reply of a batch tells."""
+    """What a reply of a batch stands for."""
     finished = response.WhichOneof("outcome") == "finished"
     return CallReply(response.call_key, decode_completion(response.finished) if finished else from_status(response.error))
 
@@ -157,90 +161,58 @@ def decode_progress(wire: int) -> CallProgress | None:
 
 def encode_budget(budget: BudgetSnapshot) -> budget_pb2.BudgetSnapshot:
     """A budget snapshot on the wire."""
-    return budget_pb2.BudgetSnapshot(
-        version=budget.version,
-        dual=budget.dual,
-        target_rate=budget.target_rate,
-        calls=budget.calls,
-        calls_limit=budget.calls_limit,
-        tokens=budget.tokens,
-        tokens_limit=budget.tokens_limit,
-        spend_uusd=budget.spend_uusd,
-        spend_limit_uusd=budget.spend_limit_uusd,
-    )
+    return budget_pb2.BudgetSnapshot(**_fields_of(budget))
 
 
 def decode_budget(wire: budget_pb2.BudgetSnapshot) -> BudgetSnapshot:
     """The snapshot a message stands for."""
-    return BudgetSnapshot(
-        version=wire.version,
-        dual=wire.dual,
-        target_rate=wire.target_rate,
-        calls=wire.calls,
-        calls_limit=wire.calls_limit if wire.HasField("calls_limit") else None,
-        tokens=wire.tokens,
-        tokens_limit=wire.tokens_limit if wire.HasField("tokens_limit") else None,
-        spend_uusd=wire.spend_uusd,
-        spend_limit_uusd=wire.spend_limit_uusd if wire.HasField("spend_limit_uusd") else None,
-    )
+    return BudgetSnapshot(**_values_of(BudgetSnapshot, wire))
 
 
 def encode_registration(registration: Registration) -> device_pb2.RegisterDeviceResponse:
     """The reply to RegisterDevice."""
-    tasks = [
-        device_pb2.TaskTerms(task=terms.task, target_rate=terms.target_rate, dual=terms.dual, next_step=terms.next_step)
-        for terms in registration.tasks
-    ]
-    return device_pb2.RegisterDeviceResponse(
-        device_id=registration.device_id, protocol_version=registration.protocol_version, tasks=tasks
-    )
+    tasks = [device_pb2.TaskTerms(**_fields_of(terms)) for terms in registration.tasks]
+    return device_pb2.RegisterDeviceResponse(**{**_fields_of(registration), "tasks": tasks})
 
 
 def decode_registration(response: device_pb2.RegisterDeviceResponse) -> Registration:
     """The registration a reply stands for."""
-    tasks = tuple(TaskTerms(terms.task, terms.target_rate, terms.dual, terms.next_step) for terms in response.tasks)
+    tasks = tuple(TaskTerms(**_values_of(TaskTerms, terms)) for terms in response.tasks)
     return Registration(response.device_id, response.protocol_version, tasks)
 
 
 def encode_step_opened(opened: StepOpened) -> step_pb2.OpenStepResponse:
     """The reply to OpenStep."""
-    return step_pb2.OpenStepResponse(
-        task=opened.task,
-        step=opened.step,
-        dual=opened.dual,
-        target_rate=opened.target_rate,
-        call_credit=opened.call_credit,
-    )
+    return step_pb2.OpenStepResponse(**_fields_of(opened))
 
 
 def decode_step_opened(response: step_pb2.OpenStepResponse) -> StepOpened:
     """The opened step a reply stands for."""
-    credit = response.call_credit if response.HasField("call_credit") else None
-    return StepOpened(response.task, response.step, response.dual, response.target_rate, credit)
+    return StepOpened(**_values_of(StepOpened, response))
 
 
 def encode_step_closed(closed: StepClosed) -> step_pb2.CloseStepResponse:
     """The reply to CloseStep."""
-    return step_pb2.CloseStepResponse(
-        task=closed.task,
-        step=closed.step,
-        dual_before=closed.dual_before,
-        dual_after=closed.dual_after,
-        assist_rate=closed.assist_rate,
-        discrepancies=closed.discrepancies,
-    )
+    return step_pb2.CloseStepResponse(**_fields_of(closed))
 
 
 def decode_step_closed(response: step_pb2.CloseStepResponse) -> StepClosed:
     """The closed step a reply stands for."""
-    return StepClosed(
-        task=response.task,
-        step=response.step,
-        dual_before=response.dual_before,
-        dual_after=response.dual_after,
-        assist_rate=response.assist_rate,
-        discrepancies=tuple(response.discrepancies),
-    )
+    return StepClosed(**{**_values_of(StepClosed, response), "discrepancies": tuple(response.discrepancies)})
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a value whose message has the same ones; None is an absent field."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _values_of(kind: Any, message: Any) -> dict[str, Any]:
+    """The fields of such a value from its message."""
+    known = message.DESCRIPTOR.fields_by_name
+    return {
+        name: None if known[name].has_presence and not message.HasField(name) else getattr(message, name)
+        for name in kind.__slots__
+    }
 
 
 def encode_register(agent_version: str, tasks: Sequence[str]) -> device_pb2.RegisterDeviceRequest:
@@ -255,22 +227,13 @@ def encode_open_step(task: str, step: int, planned_prompts: int, group_size: int
     )
 
 
-def encode_close_step(
-    task: str, step: int, total_units: int, help_units: int, uncalled_units: int, own_rate: float | None = None
-) -> step_pb2.CloseStepRequest:
+def encode_close_step(task: str, step: int, units: StepUnits) -> step_pb2.CloseStepRequest:
     """The request that reports a learning step."""
     return step_pb2.CloseStepRequest(
         task=task,
         step=step,
-        total_units=total_units,
-        help_units=help_units,
-        uncalled_units=uncalled_units,
-        own_rate=own_rate,
+        total_units=units.total,
+        help_units=units.help,
+        uncalled_units=units.uncalled,
+        own_rate=units.own_rate,
     )
-
-
-def _decode_turn(turn: call_pb2.ChatMessage) -> Message:
-    role = _ROLE_FROM_WIRE.get(turn.role)
-    if role is None:
-        raise InvalidRequest(f"a message has the unknown role {turn.role}")
-    return Message(role, turn.content)

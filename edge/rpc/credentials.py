@@ -1,7 +1,7 @@
 """What a device shows to its coordinator: certificates and a token from files.
 
 Files are looked at before a connection or a call uses them, so that a renewed certificate or a token that was put there by hand is taken
-without a restart. The token's end is read without checking its signature: it only tells when to renew.
+without a restart. The token's end is read without checking its signature: it only shows when to renew.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class TokenFile:
         """As it stands in the file now. Raises ConfigError when there is none that could be sent."""
         stamp = _stamp(self._path)
         if stamp != self._seen:
-            self._take(_read(self._path, private=True), stamp)
+            token = _read(self._path, private=True).decode("ascii", "replace").strip()
+            begins_at, ends_at = _times_of(token, self._path)
+            self._token, self._ends_at, self._life_s, self._seen = token, ends_at, ends_at - begins_at, stamp
         return self._token
 
     def require_valid(self) -> str:
@@ -90,11 +92,6 @@ class TokenFile:
             write_atomically(self._path, f"{token}\n", mode=0o600)
         except OSError as error:
             raise ConfigError(f"cannot write the token file {self._path}: {error.strerror}") from error
-
-    def _take(self, data: bytes, stamp: tuple[int, int, int]) -> None:
-        token = data.decode("ascii", "replace").strip()
-        begins_at, ends_at = _times_of(token, self._path)
-        self._token, self._ends_at, self._life_s, self._seen = token, ends_at, ends_at - begins_at, stamp
 
 
 @dataclass(frozen=True, slots=True)

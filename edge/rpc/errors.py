@@ -8,7 +8,7 @@ never sends them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,15 +98,20 @@ def row_for(error: errors.CoordinatorError) -> ErrorRow:
 
 def to_status(error: errors.CoordinatorError) -> status_pb2.Status:
     """The google.rpc.Status of an error, with its details."""
-    row = row_for(error)
-    status = status_pb2.Status(code=row.code.value[0], message=_one_line(str(error)))
+    row, message = row_for(error), _one_line(str(error))
     metadata = {**error.metadata, **({"hint": error.hint} if error.hint else {})}
-    _pack(status, error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN, metadata=metadata))
+    details: list[Any] = [error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN, metadata=metadata)]
     retry_after_s = row.retry_after_s if error.retry_after_s is None else error.retry_after_s
     if retry_after_s is not None:
-        _pack(status, _retry_info(retry_after_s))
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(_bounded(retry_after_s) * 1e9))
+        details.append(retry)
     if isinstance(error, errors.BudgetExhausted):
-        _pack(status, _quota_failure(error))
+        violation = error_details_pb2.QuotaFailure.Violation(subject=error.metadata.get("budget", ""), description=message)
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    status = status_pb2.Status(code=row.code.value[0], message=message)
+    for detail in details:
+        status.details.add().Pack(detail)
     return status
 
 
@@ -115,7 +120,10 @@ def from_status(status: status_pb2.Status) -> errors.CoordinatorError:
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     has_info = _unpack(status, info) and info.domain == DOMAIN
     retry_after_s = _bounded(retry.retry_delay.ToNanoseconds() / 1e9) if _unpack(status, retry) else None
-    row = _decode_row(info.reason if has_info else "", status.code)
+    code = _CODE_BY_NUMBER.get(status.code, StatusCode.INTERNAL)
+    row = BY_REASON.get(info.reason) if has_info else None
+    if row is None or row.code is not code:
+        row = BY_REASON[BARE_CODES.get(code, "INTERNAL")]
     metadata = dict(info.metadata) if has_info else {}
     hint = metadata.pop("hint", "")
     message = status.message or row.reason
@@ -130,49 +138,18 @@ def trailing_metadata(status: status_pb2.Status) -> tuple[tuple[str, bytes], ...
 def from_rpc_error(error: grpc.RpcError) -> errors.CoordinatorError:
     """The typed error behind a failed RPC (grpc.aio.AioRpcError); the cause is for the caller to keep with `from`."""
     failed: Any = error
-    return from_status(_attached_status(failed.trailing_metadata()) or _bare_status(failed.code(), failed.details()))
-
-
-def _attached_status(metadata: Iterable[tuple[str, str | bytes]] | None) -> status_pb2.Status | None:
-    for key, value in metadata or ():
+    for key, value in failed.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return status_pb2.Status.FromString(value)
-            except DecodeError:
-                return None
-    return None
-
-
-def _bare_status(code: StatusCode, details: str | None) -> status_pb2.Status:
-    return status_pb2.Status(code=code.value[0], message=_one_line(details or code.name))
-
-
-def _decode_row(reason: str, code_number: int) -> ErrorRow:
-    code = _CODE_BY_NUMBER.get(code_number, StatusCode.INTERNAL)
-    row = BY_REASON.get(reason)
-    return row if row is not None and row.code is code else BY_REASON[BARE_CODES.get(code, "INTERNAL")]
-
-
-def _retry_info(retry_after_s: float) -> error_details_pb2.RetryInfo:
-    info = error_details_pb2.RetryInfo()
-    info.retry_delay.FromNanoseconds(round(_bounded(retry_after_s) * 1e9))
-    return info
+            with suppress(DecodeError):
+                return from_status(status_pb2.Status.FromString(value))
+            break
+    code, details = failed.code(), failed.details()
+    return from_status(status_pb2.Status(code=code.value[0], message=_one_line(details or code.name)))
 
 
 def _bounded(retry_after_s: float) -> float:
     """A delay in seconds between none and a day; what is no number is none."""
     return min(max(0.0, retry_after_s), MAX_RETRY_AFTER_S)
-
-
-def _quota_failure(error: errors.BudgetExhausted) -> error_details_pb2.QuotaFailure:
-    violation = error_details_pb2.QuotaFailure.Violation(
-        subject=error.metadata.get("budget", ""), description=_one_line(str(error))
-    )
-    return error_details_pb2.QuotaFailure(violations=[violation])
-
-
-def _pack(status: status_pb2.Status, detail: Any) -> None:
-    status.details.add().Pack(detail)
 
 
 def _unpack(status: status_pb2.Status, into: Any) -> bool:

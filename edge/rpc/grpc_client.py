@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,11 +44,12 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
+    fingerprint,
 )
-from edge.rpc.credentials import ClientCredentials, Stamp
+from edge.rpc.credentials import ClientCredentials, Stamp, TokenFile
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
-from edge.rpc.fingerprint import fingerprint
-from edge.rpc.handshake import why_no_handshake
+from edge.rpc.handshake import open_channel, why_no_handshake
 from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -111,35 +112,31 @@ class GrpcCoordinatorClient:
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device; returns the terms of each task."""
-        request = _encode(lambda: codec.encode_register(agent_version, tasks))
-        return codec.decode_registration(await self._control("RegisterDevice", request))
+        return codec.decode_registration(
+            await self._control("RegisterDevice", lambda: codec.encode_register(agent_version, tasks))
+        )
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
-        request = _encode(lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
-        return codec.decode_step_opened(await self._control("OpenStep", request))
+        return codec.decode_step_opened(
+            await self._control("OpenStep", lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
+        )
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        request = _encode(lambda: codec.encode_close_step(task, step, total_units, help_units, uncalled_units, own_rate))
-        return codec.decode_step_closed(await self._control("CloseStep", request))
+        return codec.decode_step_closed(await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
-        request = _encode(lambda: budget_pb2.GetBudgetRequest(task=task))
-        return codec.decode_budget((await self._control("GetBudget", request)).budget)
+        return codec.decode_budget((await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget)
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call; never starts work."""
-        request = _encode(lambda: call_pb2.GetCallRequest(call_key=call_key))
-        return codec.decode_completion(await self._control("GetCall", request))
+        return codec.decode_completion(await self._control("GetCall", lambda: call_pb2.GetCallRequest(call_key=call_key)))
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """Stop waiting for a call; what it cost stays charged."""
-        request = _encode(lambda: call_pb2.CancelCallRequest(call_key=call_key))
-        return codec.decode_cancelled(await self._control("CancelCall", request))
+        return codec.decode_cancelled(await self._control("CancelCall", lambda: call_pb2.CancelCallRequest(call_key=call_key)))
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget now, then each new version; a connection that breaks is made again with backoff."""
@@ -257,8 +254,8 @@ class GrpcCoordinatorClient:
             raise from_rpc_error(error) from error
         raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
 
-    async def _control(self, method: str, request: Any) -> Any:
-        end = self._end(self._policy.control_deadline_s)
+    async def _control(self, method: str, build: Callable[[], Any]) -> Any:
+        request, end = _encode(build), self._end(self._policy.control_deadline_s)
         return await self._retrying(lambda: self._once(method, request, end), end)
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]], end: float, failures: int = 0) -> T:
@@ -295,7 +292,7 @@ class GrpcCoordinatorClient:
     async def _ready_stub(self, end: float) -> Any:
         channel = await self._ready_channel(end)
         if self._credentials.token is not None and self._renewing is None:
-            self._renewing = asyncio.create_task(self._keep_renewed(), name="token-renewal")
+            self._renewing = asyncio.create_task(self._keep_renewed(self._credentials.token), name="token-renewal")
         return device_pb2_grpc.DeviceServiceStub(channel)
 
     async def _ready_channel(self, end: float) -> grpc.aio.Channel:
@@ -319,14 +316,11 @@ class GrpcCoordinatorClient:
             if state is grpc.ChannelConnectivity.SHUTDOWN:
                 raise CoordinatorUnavailable("the connection was closed", reason="CONNECTION_LOST")
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                await self._refuse_hopeless()
+                why = await why_no_handshake(self._address, self._credentials, self._policy.connect_timeout_s)
+                if why is not None:
+                    raise CoordinatorUnavailable(why[0], hint=why[1])
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
-
-    async def _refuse_hopeless(self) -> None:
-        why = await why_no_handshake(self._address, self._credentials, self._policy.connect_timeout_s)
-        if why is not None:
-            raise CoordinatorUnavailable(why[0], hint=why[1])
 
     def _open_channel(self) -> grpc.aio.Channel:
         """The channel; a new one when the certificate's files changed, while calls on the old one go on."""
@@ -334,32 +328,31 @@ class GrpcCoordinatorClient:
         try:
             files = tls.stamp() if tls else ()
             if self._channel is not None and files != self._channel_files:
-                self._retire(self._channel)
+                closing: asyncio.Task[None] = asyncio.create_task(self._channel.close(OLD_CHANNEL_GRACE_S))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
                 self._channel = None
             if self._channel is None:
-                self._channel, self._channel_files = self._new_channel(), files
+                self._channel = open_channel(self._address, self._credentials, _channel_options(self._policy))
+                self._channel_files = files
         except ConfigError as error:
             raise CoordinatorUnavailable(str(error), hint=error.hint) from error
         return self._channel
 
-    def _new_channel(self) -> grpc.aio.Channel:
-        tls, options = self._credentials.tls, _channel_options(self._address, self._policy)
-        if tls is None:
-            return grpc.aio.insecure_channel(str(self._address), options=options)
-        return grpc.aio.secure_channel(str(self._address), tls.channel_credentials(), options=[*options, *tls.channel_options()])
-
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(channel.close(OLD_CHANNEL_GRACE_S))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with each call: the token, or the name of a device that shows nothing. Raises Unauthenticated."""
-        token = self._valid_token()
-        if token:
-            return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
-        return ((DEVICE_ID_KEY, self._device_id),) if self._device_id and self._credentials.tls is None else ()
+        tls, token = self._credentials.tls, self._credentials.token
+        if token is not None:
+            try:
+                return ((AUTHORIZATION_KEY, f"Bearer {token.require_valid()}"),)
+            except (ConfigError, Unauthenticated) as error:
+                if tls is not None and tls.cert is not None:
+                    return ()  # its certificate is enough
+                if isinstance(error, Unauthenticated):
+                    raise
+                raise Unauthenticated(str(error), hint=error.hint) from error
+        return ((DEVICE_ID_KEY, self._device_id),) if self._device_id and tls is None else ()
 
     def _shown(self) -> object:
         """The credential that a call shows now, to be compared with a later one: the connection with its certificate, and the token. None
@@ -373,54 +366,27 @@ class GrpcCoordinatorClient:
     def _has_fresher_than(self, shown: object) -> bool:
         return self._shown() not in (None, shown)
 
-    def _valid_token(self) -> str:
-        """The token, or "" for a device that has none or can show its certificate instead."""
-        if self._credentials.token is None:
-            return ""
-        try:
-            return self._credentials.token.require_valid()
-        except (ConfigError, Unauthenticated) as error:
-            if self._has_certificate:
-                return ""
-            if isinstance(error, Unauthenticated):
-                raise
-            raise Unauthenticated(str(error), hint=error.hint) from error
-
-    @property
-    def _has_certificate(self) -> bool:
-        return self._credentials.tls is not None and self._credentials.tls.cert is not None
-
-    async def _keep_renewed(self) -> None:
+    async def _keep_renewed(self, token: TokenFile) -> None:
         """Renew the token again and again, each time before it ends. A failure is logged once and tried again."""
         logged = ""
         while True:
             try:
-                await asyncio.sleep(self._renew_in_s())
-                await self._renew()
+                with suppress(ConfigError):  # one that cannot be read is renewed at once
+                    await asyncio.sleep(token.renew_in_s())
+                end = self._end(self._policy.control_deadline_s)
+                stub = credential_pb2_grpc.CredentialServiceStub(await self._ready_channel(end))
+                request = credential_pb2.RefreshTokenRequest()
+                try:
+                    reply = await stub.RefreshToken(request, timeout=self._left(end), metadata=self._metadata)
+                except grpc.RpcError as error:
+                    raise from_rpc_error(error) from error
+                token.put(reply.token)
                 logged = ""
             except EdgeError as error:
                 if str(error) != logged:
                     logged = str(error)
                     log.warning("the token was not renewed: %s", logged)
                 await asyncio.sleep(RENEW_AGAIN_S)
-
-    def _renew_in_s(self) -> float:
-        assert self._credentials.token is not None
-        try:
-            return self._credentials.token.renew_in_s()
-        except ConfigError:
-            return 0.0
-
-    async def _renew(self) -> None:
-        assert self._credentials.token is not None
-        end = self._end(self._policy.control_deadline_s)
-        stub = credential_pb2_grpc.CredentialServiceStub(await self._ready_channel(end))
-        try:
-            request = credential_pb2.RefreshTokenRequest()
-            reply = await stub.RefreshToken(request, timeout=self._left(end), metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        self._credentials.token.put(reply.token)
 
     @staticmethod
     def _end(deadline_s: float) -> float:
@@ -457,8 +423,8 @@ def _require_privacy(address: Address, credentials: ClientCredentials, allow_ins
         )
 
 
-def _channel_options(address: Address, policy: ClientPolicy) -> list[tuple[str, int]]:
-    options = [
+def _channel_options(policy: ClientPolicy) -> list[tuple[str, int]]:
+    return [
         ("grpc.max_receive_message_length", policy.max_message_bytes),
         ("grpc.max_send_message_length", policy.max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -468,7 +434,6 @@ def _channel_options(address: Address, policy: ClientPolicy) -> list[tuple[str, 
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    return [*options, ("grpc.enable_http_proxy", 0)] if address.is_local else options
 
 
 def _encode(build: Callable[[], T]) -> T:

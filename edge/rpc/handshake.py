@@ -1,6 +1,6 @@
-"""Why a connection to a coordinator fails: one line, and what to do.
+"""Connections to a coordinator, and why one fails: one line, and what to do.
 
-gRPC tells of a failed handshake only that nothing answers, so one is made again by itself, with Python's own TLS. A device without TLS
+gRPC reports of a failed handshake only that nothing answers, so one is made again by itself, with Python's own TLS. A device without TLS
 shakes hands as well: a server that answers it wants TLS.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import grpc
 
 from edge.rpc.address import Address
 from edge.rpc.credentials import ClientCredentials, ClientTls
@@ -26,7 +29,7 @@ Why = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """How what is wrong is told: who calls, the section of the configuration it is mended in, and the command that makes certificates."""
+    """Who calls, the section of the configuration where what is wrong is mended, and the command that makes certificates."""
 
     name: str = "device"
     section: str = "coordinator"
@@ -38,7 +41,15 @@ ADMINISTRATOR = Caller("administrator", "admin", "edge-coordinator pki admin NAM
 
 
 class _TurnedAway(Exception):
-    """The server ended the connection after the handshake: it does not take what this side showed, and told nothing."""
+    """The server ended the connection after the handshake: it does not take what this side showed, and gave no reason."""
+
+
+def open_channel(address: Address, credentials: ClientCredentials, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+    """A new channel, over TLS where the credentials have it. Raises ConfigError for files that cannot be used."""
+    tls, given = credentials.tls, [*options, *([("grpc.enable_http_proxy", 0)] if address.is_local else [])]
+    if tls is None:
+        return grpc.aio.insecure_channel(str(address), options=given)
+    return grpc.aio.secure_channel(str(address), tls.channel_credentials(), options=[*given, *tls.channel_options()])
 
 
 async def why_no_handshake(
@@ -47,19 +58,31 @@ async def why_no_handshake(
     """Shake hands once to learn why a connection fails: one line and what to do, or None when TLS is not the reason."""
     if address.path:
         return None
-    if credentials.tls is None:
-        return _why_tls_is_wanted(address, caller) if await _speaks_tls(address, timeout_s) else None
-    story = _Story(address, credentials.tls, credentials.clock.now(), caller)
+    tls, section, who = credentials.tls, caller.section, f"the coordinator at {address}"
+    if tls is None:
+        if not await _speaks_tls(address, timeout_s):
+            return None
+        shown = f"{section}.tls.cert and {section}.tls.key, or {section}.token_file"
+        return f"{who} wants TLS, and this {caller.name} has none", f"set {section}.tls.ca, and {shown}"
     try:
-        context = _context_of(credentials.tls)
+        context = ssl.create_default_context(cafile=str(tls.ca))
+        context.set_alpn_protocols(["h2"])
+        if tls.cert is not None:
+            context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
         async with asyncio.timeout(timeout_s):
-            await _shake_hands(address, credentials.tls.server_name or address.host, context)
+            await _shake_hands(address, tls.server_name or address.host, context)
     except ssl.SSLCertVerificationError as error:
-        return story.why_unverified(error)
+        return _why_unverified(who, error, tls, caller)
     except ssl.SSLError as error:
-        return story.why_refused(error)
+        reason = (error.reason or "").upper()
+        if any(sign in reason for sign in _NO_TLS):
+            return f"{who} speaks no TLS", f"remove {section}.tls, or set tls there"
+        if "ALERT" not in reason and "CERTIFICATE" not in reason:
+            why = f"{who} and this {caller.name} cannot agree on TLS ({reason or 'no reason given'})"
+            return why, "compare both tls sections"
+        return _why_turned_away(who, tls, caller, credentials.clock.now())
     except _TurnedAway:
-        return story.why_turned_away()
+        return _why_turned_away(who, tls, caller, credentials.clock.now())
     except (OSError, TimeoutError):
         return None
     return None
@@ -92,66 +115,27 @@ async def _shake_hands(address: Address, name: str, context: ssl.SSLContext) -> 
         writer.transport.abort()
 
 
-def _context_of(tls: ClientTls) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(tls.ca))
-    context.set_alpn_protocols(["h2"])
-    if tls.cert is not None:
-        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
-    return context
+def _why_unverified(who: str, error: ssl.SSLCertVerificationError, tls: ClientTls, caller: Caller) -> Why:
+    """The server's certificate was not believed."""
+    if error.verify_code in _EXPIRED:
+        return f"the certificate of {who} has expired", "renew it there: edge-coordinator pki server"
+    if error.verify_code in _WRONG_NAME:
+        hint = f"set {caller.section}.tls.server_name, or issue it with --name"
+        return f"the certificate of {who} is for another name", hint
+    why = f"does not verify: {error.verify_message}"
+    if error.verify_code in _UNKNOWN_CA:
+        why = f"comes from an authority that {tls.ca} does not hold"
+    return f"the certificate of {who} {why}", "take ca.crt from its operator"
 
 
-def _why_tls_is_wanted(address: Address, caller: Caller) -> Why:
-    section = caller.section
-    shown = f"{section}.tls.cert and {section}.tls.key, or {section}.token_file"
-    return f"the coordinator at {address} wants TLS, and this {caller.name} has none", f"set {section}.tls.ca, and {shown}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Story:
-    """A handshake that failed, at `now` (seconds since the epoch): what its errors mean for who called."""
-
-    address: Address
-    tls: ClientTls
-    now: float
-    caller: Caller
-
-    def why_unverified(self, error: ssl.SSLCertVerificationError) -> Why:
-        """The server's certificate was not believed."""
-        if error.verify_code in _EXPIRED:
-            return f"the certificate of {self._who} has expired", "renew it there: edge-coordinator pki server"
-        if error.verify_code in _WRONG_NAME:
-            hint = f"set {self.caller.section}.tls.server_name, or issue it with --name"
-            return f"the certificate of {self._who} is for another name", hint
-        if error.verify_code in _UNKNOWN_CA:
-            told = f"the certificate of {self._who} comes from an authority that {self.tls.ca} does not hold"
-            return told, "take ca.crt from its operator"
-        return f"the certificate of {self._who} does not verify: {error.verify_message}", "take ca.crt from its operator"
-
-    def why_refused(self, error: ssl.SSLError) -> Why:
-        """The handshake broke off."""
-        reason = (error.reason or "").upper()
-        if any(sign in reason for sign in _NO_TLS):
-            return f"{self._who} speaks no TLS", f"remove {self.caller.section}.tls, or set tls there"
-        if "ALERT" in reason or "CERTIFICATE" in reason:
-            return self.why_turned_away()
-        told = f"{self._who} and this {self.caller.name} cannot agree on TLS ({reason or 'no reason told'})"
-        return told, "compare both tls sections"
-
-    def why_turned_away(self) -> Why:
-        """The server did not take this side's certificate, or its having none."""
-        tls, caller = self.tls, self.caller
-        if tls.cert is None:
-            hint = f"set {caller.section}.tls.cert and {caller.section}.tls.key"
-            return f"{self._who} wants a certificate of this {caller.name}", hint
-        ends_at = _end_of_certificate(tls.cert)
-        if ends_at is not None and self.now >= ends_at:
-            return f"this {caller.name}'s certificate {tls.cert} has expired", f"renew it: {caller.certificate_command}"
-        told = f"{self._who} does not accept this {caller.name}'s certificate {tls.cert}"
-        return told, f"ask its operator: {caller.certificate_command}"
-
-    @property
-    def _who(self) -> str:
-        return f"the coordinator at {self.address}"
+def _why_turned_away(who: str, tls: ClientTls, caller: Caller, now: float) -> Why:
+    """The server did not take this side's certificate, or its having none."""
+    if tls.cert is None:
+        return f"{who} wants a certificate of this {caller.name}", f"set {caller.section}.tls.cert and {caller.section}.tls.key"
+    ends_at = _end_of_certificate(tls.cert)
+    if ends_at is not None and now >= ends_at:
+        return f"this {caller.name}'s certificate {tls.cert} has expired", f"renew it: {caller.certificate_command}"
+    return f"{who} does not accept this {caller.name}'s certificate {tls.cert}", f"ask its operator: {caller.certificate_command}"
 
 
 def _end_of_certificate(path: Path) -> float | None:

@@ -6,9 +6,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.core.errors import CoordinatorUnavailable
-from edge.rpc.address import Address, parse_address
+from edge.rpc.address import parse_address
 from edge.rpc.credentials import ClientCredentials
-from edge.rpc.handshake import DEVICE, Caller, why_no_handshake
+from edge.rpc.handshake import DEVICE, Caller, open_channel, why_no_handshake
 
 NO_CREDENTIALS = ClientCredentials()
 
@@ -20,7 +20,7 @@ async def is_serving(
 
     Raises UsageError for an address that cannot be read, ConfigError for files of the credentials that cannot be used.
     """
-    async with _channel(parse_address(address), credentials) as channel:
+    async with open_channel(parse_address(address), credentials) as channel:
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
@@ -35,10 +35,3 @@ async def require_handshake(address: str, timeout_s: float, credentials: ClientC
     why = await why_no_handshake(parse_address(address), credentials, timeout_s, caller)
     if why is not None:
         raise CoordinatorUnavailable(why[0], hint=why[1])
-
-
-def _channel(address: Address, credentials: ClientCredentials) -> grpc.aio.Channel:
-    tls, options = credentials.tls, [("grpc.enable_http_proxy", 0)] if address.is_local else []
-    if tls is None:
-        return grpc.aio.insecure_channel(str(address), options=options)
-    return grpc.aio.secure_channel(str(address), tls.channel_credentials(), options=[*options, *tls.channel_options()])

@@ -12,9 +12,8 @@ import asyncio
 import hmac
 import logging
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +32,13 @@ _ONLY_ONCE = (
     "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
 _ALLOWED_METHODS = "GET, POST"
-_PREFLIGHT_KEPT_S = 600
+_PREFLIGHT_VALID_S = 600
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 """A Host header and nothing else: no user, path or anything that two readers could cut differently."""
 _UNREAD_BYTES, _UNREAD_S = 16 << 20, 5.0
-"""How much of the body of a refused request is read, and for how long, so that a client that sends all of it first sees why."""
+"""How much of the body of a rejected request is read, and for how long, so that a client that sends all of it first sees why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Access:
-    """ASGI middleware that lets only our own requests through.
+    """ASGI middleware that lets only our own requests through to `app`.
 
     `open_paths` may be read without the token: liveness, and the page's own files, which hold no data and ask for the token themselves.
     Requests to paths that begin with `steering` steer the agent.
@@ -81,10 +80,11 @@ class Access:
         exposed: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._app = app
+        self.app = app
         self._limits = limits
         self._steering = steering
-        self._work, self._control = _RequestSlots(limits.posts), _RequestSlots(limits.posts)
+        self._busy = {True: 0, False: 0}
+        """Requests under way: those that steer, and the others."""
         self._names = frozenset(name.lower() for name in names)
         self._token = token
         self._open_paths = frozenset(open_paths)
@@ -94,88 +94,91 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request or answer with an error object."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
+        steers = scope["path"].startswith(self._steering)
         headers: Mapping[str, str] = {}
         try:
-            headers = self._headers(scope)
-            early = self._checked(scope, headers)
+            headers = self._headers(scope["headers"])
+            early = self._checked(scope["method"], scope["path"], headers, steers)
         except RequestProblem as problem:
             early = JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
-        origin = headers.get("origin", "")
-        send_on = self._with_cors(send, origin) if origin.lower() in self._origins else send
+        if headers.get("origin", "").lower() in self._origins:
+            send = self._with_cors(send, headers["origin"])
         if early is not None:
             if "expect" not in headers:  # such a client waits for the answer before it sends
                 await _drain_body(receive)
-            await early(scope, receive, send_on)
+            await early(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # FastAPI's routes have none. It is answered like GET; the server leaves the body out
+            scope = {**scope, "method": "GET"}
+        taken = False
+
+        def take() -> None:
+            nonlocal taken
+            self._check_room(steers)
+            taken, self._busy[steers] = True, self._busy[steers] + 1
+
         try:
-            with self._slots(scope).slot() as take:
-                await self._app(_as_get(scope), self._limited(receive, take), send_on)
+            await self.app(scope, self._limited(receive, take), send)
         except Exception as error:  # it is answered and logged already; the server would log its text, which may hold a prompt
             _LOG.debug("request failed: %s", type(error).__name__)
+        finally:
+            self._busy[steers] -= taken
 
-    def _slots(self, scope: Scope) -> _RequestSlots:
-        return self._control if scope["path"].startswith(self._steering) else self._work
-
-    def _headers(self, scope: Scope) -> Mapping[str, str]:
+    def _headers(self, raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
         """The headers by lower-case name. Raises RequestProblem where they are too many, or ambiguous to whoever stands between."""
-        pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        if (
-            len(pairs) > self._limits.header_lines
-            or sum(len(name) + len(text) for name, text in pairs) > self._limits.header_bytes
-        ):
+        limits = self._limits
+        if len(raw) > limits.header_lines or sum(len(name) + len(text) for name, text in raw) > limits.header_bytes:
             raise RequestProblem(431, "the request has too many or too long headers", code="headers_too_large")
-        seen = Counter(name for name, _ in pairs)
-        twice = next((name for name in _ONLY_ONCE if seen[name] > 1), "")
-        if twice:
-            raise RequestProblem(400, f"the header {twice} came more than once", code="ambiguous_header")
-        if seen["content-length"] and seen["transfer-encoding"]:
+        headers = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in raw}
+        if len(headers) < len(raw):
+            names = [name.decode("latin-1").lower() for name, _ in raw]
+            if twice := next((name for name in _ONLY_ONCE if names.count(name) > 1), ""):
+                raise RequestProblem(400, f"the header {twice} came more than once", code="ambiguous_header")
+        if "content-length" in headers and "transfer-encoding" in headers:
             raise RequestProblem(400, "a body has a length or comes in chunks, not both", code="ambiguous_header")
-        return dict(pairs)
+        return headers
 
-    def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Response | None:
+    def _checked(self, method: str, path: str, headers: Mapping[str, str], steers: bool) -> Response | None:
         """The answer to a preflight that is welcome; None lets the request through. Raises RequestProblem."""
-        host, method, path = headers.get("host", ""), scope["method"], scope["path"]
-        self._check_host(host)
-        origin = headers.get("origin")
-        named = origin is not None and origin.lower() in self._origins
-        if not named:
-            _check_origin(origin, host)
-            _check_fetch_site(headers, method, path)
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        found = _HOST.fullmatch(host)
+        if found is None or (found["v6"] or found["name"]) not in self._names:
+            raise RequestProblem(403, "this host name is not served here", code="host_not_allowed")
+        if origin is None or origin.lower() not in self._origins:
+            _check_own_page(method, path, headers, host)
         elif method == "OPTIONS" and "access-control-request-method" in headers:
             return _preflight(headers)
-        if not (path in self._open_paths and method in ("GET", "HEAD")):
+        if self._token and not (path in self._open_paths and method in ("GET", "HEAD")):
             self._check_token(headers.get("authorization", ""))
-        _check_media_type(headers)
-        self._check_size(headers.get("content-length", "0"))
+        length = headers.get("content-length", "0")
+        if length != "0" or "transfer-encoding" in headers:
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise RequestProblem(415, "send the body as application/json", code="unsupported_media_type")
+            if not (length.isascii() and length.isdigit() and len(length) < 16 and int(length) <= self._limits.body_bytes):
+                raise self._too_large()
         if method in _BODY_METHODS:
-            self._slots(scope).check()
+            self._check_room(steers)
         return None
 
-    def _check_host(self, host: str) -> None:
-        if _name_of(host) not in self._names:
-            raise RequestProblem(403, "this host name is not served here", code="host_not_allowed")
+    def _check_token(self, authorization: str) -> None:
+        scheme, _, given = authorization.partition(" ")
+        is_bearer = scheme.lower() == "bearer"
+        if not is_bearer or not hmac.compare_digest(given.encode(), self._token.encode()):
+            why = "this bearer token is not the one in serve.token_file" if is_bearer and given else "a bearer token is needed"
+            raise RequestProblem(401, why, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
-    def _check_size(self, length: str) -> None:
-        if not (length.isascii() and length.isdigit() and len(length) < 16 and int(length) <= self._limits.body_bytes):
-            raise self._too_large()
+    def _check_room(self, steers: bool) -> None:
+        if self._busy[steers] >= self._limits.posts:
+            message = "too many requests at once; try again when one is done"
+            raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
 
     def _too_large(self) -> RequestProblem:
         return RequestProblem(413, f"the request is larger than {self._limits.body_bytes} bytes", code="request_too_large")
 
-    def _check_token(self, authorization: str) -> None:
-        if not self._token:
-            return
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):
-            challenge = {"www-authenticate": "Bearer"}
-            shown = scheme.lower() == "bearer" and given
-            why = "this bearer token is not the one in serve.token_file" if shown else "a bearer token is needed"
-            raise RequestProblem(401, why, code="invalid_api_key", headers=challenge)
-
     def _limited(self, receive: Receive, take: Callable[[], None]) -> Receive:
-        """The same stream of body parts, refused once it grows past the limit (a body may come without a length) or lasts too long.
+        """The same stream of body parts, rejected once it grows past the limit (a body may come without a length) or lasts too long.
 
         `take` is called when a whole body is here.
         """
@@ -201,53 +204,24 @@ class Access:
         return limited
 
     def _with_cors(self, send: Send, origin: str) -> Send:
-        """The answer with what lets a page of this origin read it."""
+        """The answer with what lets a page of this origin, and of no other one, read it and its headers."""
+        pairs = {"access-control-allow-origin": origin, "access-control-expose-headers": self._exposed, "vary": "Origin"}
+        cors = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in pairs.items()]
 
         async def opened(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *self._cors_headers(origin)]}
+                message = {**message, "headers": [*message.get("headers", ()), *cors]}
             await send(message)
 
         return opened
 
-    def _cors_headers(self, origin: str) -> list[tuple[bytes, bytes]]:
-        """What lets a page of this origin, and of no other one, read an answer and its headers."""
-        pairs = {"access-control-allow-origin": origin, "access-control-expose-headers": self._exposed, "vary": "Origin"}
-        return [(name.encode("latin-1"), text.encode("latin-1")) for name, text in pairs.items()]
 
-
-class _RequestSlots:
-    """How many requests may be worked on at once."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._taken = 0
-
-    def check(self) -> None:
-        """Raises RequestProblem where no slot is free."""
-        if self._taken >= self._most:
-            message = "too many requests at once; try again when one is done"
-            raise RequestProblem(429, message, code="too_many_requests", headers={"retry-after": "1"})
-
-    @contextmanager
-    def slot(self) -> Iterator[Callable[[], None]]:
-        """Around a request; gives the function that takes its slot, which raises RequestProblem where there is none left."""
-        taken = 0
-
-        def take() -> None:
-            nonlocal taken
-            self.check()
-            taken, self._taken = 1, self._taken + 1
-
-        try:
-            yield take
-        finally:
-            self._taken -= taken
-
-
-def _as_get(scope: Scope) -> Scope:
-    """FastAPI's routes have no HEAD. It is answered like GET; the server leaves the body out."""
-    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+def _check_own_page(method: str, path: str, headers: Mapping[str, str], host: str) -> None:
+    """Browsers say where a request comes from; only following a link to the page itself may come from elsewhere."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    followed_link = method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"
+    if (origin is not None and origin.lower() != f"http://{host}") or (site not in ("none", "same-origin") and not followed_link):
+        raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
 
 
 def _preflight(headers: Mapping[str, str]) -> Response:
@@ -257,7 +231,7 @@ def _preflight(headers: Mapping[str, str]) -> Response:
     allowed = {
         "access-control-allow-methods": _ALLOWED_METHODS,
         "access-control-allow-headers": ", ".join(name for name in wanted if _HEADER_NAME.fullmatch(name)),
-        "access-control-max-age": str(_PREFLIGHT_KEPT_S),
+        "access-control-max-age": str(_PREFLIGHT_VALID_S),
     }
     if headers.get("access-control-request-private-network") == "true":
         allowed["access-control-allow-private-network"] = "true"
@@ -274,28 +248,3 @@ async def _drain_body(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
                 if not message.get("more_body"):
                     return
-
-
-def _name_of(host: str) -> str | None:
-    found = _HOST.fullmatch(host.lower())
-    return None if found is None else found["v6"] or found["name"]
-
-
-def _check_origin(origin: str | None, host: str) -> None:
-    if origin is not None and origin.lower() != f"http://{host.lower()}":
-        raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
-
-
-def _check_fetch_site(headers: Mapping[str, str], method: str, path: str) -> None:
-    """Browsers say where a request comes from; only following a link to the page itself may come from elsewhere."""
-    site = headers.get("sec-fetch-site", "none")
-    followed_link = method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"
-    if site not in ("none", "same-origin") and not followed_link:
-        raise RequestProblem(403, "requests from other web pages are not served", code="origin_not_allowed")
-
-
-def _check_media_type(headers: Mapping[str, str]) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-    if has_body and media_type != "application/json":
-        raise RequestProblem(415, "send the body as application/json", code="unsupported_media_type")

@@ -1,17 +1,262 @@
-"""The agent's own routes: health, usage, /openapi.json, and what the page and the commands look at and steer under /api."""
+"""The agent's own routes: health, usage, /openapi.json, and what the page and the commands look at and steer under /api.
+
+Of the responses the fields that clients may rely on; the agent may add others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import date
+from typing import Annotated, Any, Literal
 
 from fastapi import Body, FastAPI, Request
-from pydantic import BeforeValidator, Field
-from starlette.responses import JSONResponse, Response
+from pydantic import AfterValidator, BeforeValidator, Field
+from starlette.responses import Response
 
 from edge.cloud.sent import Choice, SentKind
-from edge.serve import agent_schemas as schemas
 from edge.serve.ports import AgentControl
-from edge.serve.schemas import DIGITS, QueryInt, TaskLabel
+from edge.serve.schemas import (
+    DIGITS,
+    Count,
+    JSONAnswer,
+    QueryInt,
+    RequestBody,
+    ResponseBody,
+    Share,
+    TaskLabel,
+    Text,
+    explain,
+    field_error,
+)
+from edge.state.feedback import MOST_CORRECTION_CHARS, steers
+
+_MAX_ANSWERS, _MAX_RATES = 100_000, 64
+
+
+def _plain(text: str) -> str:
+    if steers(text):
+        raise field_error("", "holds control characters; only line ends and tabs may stand in it")
+    return text
+
+
+class FeedbackRequest(RequestBody):
+    """What a person thinks of an answer; the verdict none takes it back."""
+
+    id: Annotated[Text, Field(min_length=1)]
+    verdict: Literal["good", "bad", "none"]
+    correction: Annotated[Text, AfterValidator(_plain), Field(max_length=MOST_CORRECTION_CHARS)] | None = None
+
+
+class DialRequest(RequestBody):
+    """The rate τ of a task (null or empty: of every task); the rate null takes it off."""
+
+    target_rate: Share | None
+    task: TaskLabel | None = None
+
+
+class WhatIfRequest(RequestBody):
+    """Rates to compare on the last answers to a task."""
+
+    target_rate: Annotated[
+        Share | Annotated[list[Share], Field(min_length=1, max_length=_MAX_RATES)],
+        explain(f"must be a number from 0 to 1, or a list of 1 to {_MAX_RATES} of them"),
+    ]
+    task: TaskLabel | None = None
+    last: Annotated[int, Field(ge=1, le=_MAX_ANSWERS)] = 1000
+
+
+class Liveness(ResponseBody):
+    """The endpoint answers."""
+
+    status: Literal["ok"]
+
+
+class Readiness(ResponseBody):
+    """Whether questions can be answered, and what of the agent works."""
+
+    ready: bool
+    model: str
+    adapter_version: Count
+    coordinator: Literal["reached", "away"]
+    learning: str
+
+
+class Units(ResponseBody):
+    """Calls, tokens and spend in micro-USD."""
+
+    calls: Count
+    tokens: Count
+    spend_uusd: Count
+
+
+class UnitLimits(ResponseBody):
+    """The same as limits; null is unlimited."""
+
+    calls: Count | None
+    tokens: Count | None
+    spend_uusd: Count | None
+
+
+class UsedUnits(ResponseBody):
+    """This device's own records."""
+
+    answers: Count
+    serving: Units
+    learning: Units
+
+
+class LedgerUsage(ResponseBody):
+    """What the coordinator counts."""
+
+    used: Units
+    limits: UnitLimits
+    left: UnitLimits
+    dual: float
+    target_rate: float
+
+
+class AgentUsage(ResponseBody):
+    """What was used and what is left."""
+
+    object: Literal["edge.usage"]
+    day: date
+    today: UsedUnits
+    all: UsedUnits
+    ledger: LedgerUsage | None
+    online: bool
+    offline_reason: str
+
+
+class LoadedModel(ResponseBody):
+    """The model that answers."""
+
+    name: str
+
+
+class Status(ResponseBody):
+    """What the agent is doing now."""
+
+    mode: str
+    model: LoadedModel
+
+
+class Step(ResponseBody):
+    """A finished learning step."""
+
+    step: Annotated[int, Field(ge=1)]
+
+
+class Steps(ResponseBody):
+    """Learning steps, oldest first."""
+
+    steps: list[Step]
+
+
+class Explanation(ResponseBody):
+    """How one answer came about."""
+
+    id: str
+    source: str
+    reason: str
+
+
+class AdapterVersion(ResponseBody):
+    """An adapter on disk."""
+
+    version: Count
+
+
+class AdapterVersions(ResponseBody):
+    """All of them, oldest first."""
+
+    adapters: list[AdapterVersion]
+
+
+class Lineage(ResponseBody):
+    """The version that is learned on from, and the one that answers."""
+
+    head: Count
+    serving: Count
+
+
+class Feedback(ResponseBody):
+    """The verdict that counts."""
+
+    id: str
+    verdict: Literal["good", "bad", "none"]
+    correction: str | None = None
+
+
+class LearningPaused(ResponseBody):
+    """Whether learning is paused, and what it waits for."""
+
+    paused: bool
+    waiting: str
+
+
+class Report(ResponseBody):
+    """What was learned, gained, forgotten and spent."""
+
+    since: float
+    now: float
+    tasks: list[Any]
+    answers: list[Any]
+    cloud: dict[str, Any]
+    spend: dict[str, Any]
+
+
+class SentEntry(ResponseBody):
+    """A request that left the device."""
+
+    id: Count
+
+
+class Sent(ResponseBody):
+    """What left the device, newest first, and what waits."""
+
+    sent: list[SentEntry]
+    next_before: Count | None
+    waiting: list[Any]
+
+
+class TaskDial(ResponseBody):
+    """How often a task has asked."""
+
+    task: str
+    questions: Count
+
+
+class TaskBudget(ResponseBody):
+    """The budget of one task."""
+
+    task: str
+    state: str
+    line: str
+    dial: TaskDial
+
+
+class Budgets(ResponseBody):
+    """The budgets of all tasks, and how often each may ask."""
+
+    origin: str
+    device: dict[str, Any] | None
+    paused: bool
+    tasks: list[TaskBudget]
+
+
+class Outlook(ResponseBody):
+    """What one rate means."""
+
+    rate: Share
+    calls: Count
+    notes: list[str]
+
+
+class WhatIf(ResponseBody):
+    """What other rates would have meant."""
+
+    answers: Count
+    present: Outlook
+    outlooks: list[Outlook]
+
 
 LIVENESS = "/health"
 """What needs no token."""
@@ -27,25 +272,25 @@ _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {}}
 def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     """The routes over one agent."""
 
-    @app.get(LIVENESS, response_model=schemas.Liveness, openapi_extra={"security": []})
+    @app.get(LIVENESS, response_model=Liveness, openapi_extra={"security": []})
     async def alive() -> Response:
         """Whether the endpoint answers at all; needs no token and holds nothing else."""
-        return JSONResponse({"status": "ok"})
+        return JSONAnswer({"status": "ok"})
 
     @app.get(
         "/health/ready",
-        response_model=schemas.Readiness,
-        responses={503: {"model": schemas.Readiness, "description": "Not ready"}},
+        response_model=Readiness,
+        responses={503: {"model": Readiness, "description": "Not ready"}},
     )
     async def ready() -> Response:
         """Whether questions can be answered."""
         readiness = await control.ready()
-        return JSONResponse(dict(readiness), status_code=200 if readiness["ready"] else 503)
+        return JSONAnswer(dict(readiness), status_code=200 if readiness["ready"] else 503)
 
-    @app.get("/v1/usage", response_model=schemas.AgentUsage)
+    @app.get("/v1/usage", response_model=AgentUsage)
     async def usage() -> Response:
         """What was used and what is left."""
-        return JSONResponse({"object": "edge.usage", **await control.usage()})
+        return JSONAnswer({"object": "edge.usage", **await control.usage()})
 
     @app.get("/openapi.json")
     async def openapi(request: Request) -> dict[str, Any]:
@@ -53,82 +298,82 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         described: dict[str, Any] = request.app.openapi()
         return described
 
-    @app.get("/api/status", response_model=schemas.Status)
+    @app.get("/api/status", response_model=Status)
     async def status() -> Response:
         """What the agent is doing now."""
-        return JSONResponse(await control.status())
+        return JSONAnswer(await control.status())
 
-    @app.get("/api/steps", response_model=schemas.Steps)
+    @app.get("/api/steps", response_model=Steps)
     async def steps(after: QueryInt = 0) -> Response:
         """Learning steps with a number above `after`, oldest first."""
-        return JSONResponse({"steps": list(await control.steps(after))})
+        return JSONAnswer({"steps": list(await control.steps(after))})
 
-    @app.get("/api/why/{answer_id}", response_model=schemas.Explanation, responses=_NOT_FOUND)
+    @app.get("/api/why/{answer_id}", response_model=Explanation, responses=_NOT_FOUND)
     async def why(answer_id: str) -> Response:
         """How one answer came about."""
-        return JSONResponse(await control.why(answer_id.removeprefix("chatcmpl-")))
+        return JSONAnswer(await control.why(answer_id.removeprefix("chatcmpl-")))
 
-    @app.get("/api/adapters", response_model=schemas.AdapterVersions)
+    @app.get("/api/adapters", response_model=AdapterVersions)
     async def adapters() -> Response:
         """The adapter versions on disk."""
-        return JSONResponse({"adapters": list(await control.adapters())})
+        return JSONAnswer({"adapters": list(await control.adapters())})
 
-    @app.post("/api/adapters/rollback", response_model=schemas.Lineage, responses=_NOT_FOUND)
+    @app.post("/api/adapters/rollback", response_model=Lineage, responses=_NOT_FOUND)
     async def rollback(version: _Version) -> Response:
         """Go back to a version: it answers, and learning goes on from it."""
-        return JSONResponse(await control.rollback(version))
+        return JSONAnswer(await control.rollback(version))
 
-    @app.get("/api/sent", response_model=schemas.Sent)
+    @app.get("/api/sent", response_model=Sent)
     async def sent(
         limit: _Limit = 50, before: QueryInt = 0, since: QueryInt = 0, kind: _Kind = None, answer: str = ""
     ) -> Response:
         """What left the device, newest first."""
         choice = Choice(limit, before or None, float(since) or None, kind, answer.removeprefix("chatcmpl-") or None)
-        return JSONResponse(await control.sent(choice))
+        return JSONAnswer(await control.sent(choice))
 
-    @app.get("/api/sent/{entry_id}", response_model=schemas.SentEntry, responses=_NOT_FOUND)
+    @app.get("/api/sent/{entry_id}", response_model=SentEntry, responses=_NOT_FOUND)
     async def sent_entry(entry_id: QueryInt) -> Response:
         """One request that left, with its content."""
-        return JSONResponse(await control.sent_entry(entry_id))
+        return JSONAnswer(await control.sent_entry(entry_id))
 
-    @app.post("/api/feedback", response_model=schemas.Feedback, responses=_NOT_FOUND)
-    async def feedback(body: schemas.FeedbackRequest) -> Response:
+    @app.post("/api/feedback", response_model=Feedback, responses=_NOT_FOUND)
+    async def feedback(body: FeedbackRequest) -> Response:
         """Keep what a person thinks of an answer; the last verdict counts."""
         answer_id = body.id.removeprefix("chatcmpl-")
-        return JSONResponse(await control.feedback(answer_id, body.verdict, body.correction))
+        return JSONAnswer(await control.feedback(answer_id, body.verdict, body.correction))
 
-    @app.post("/api/learning", response_model=schemas.LearningPaused)
+    @app.post("/api/learning", response_model=LearningPaused)
     async def learning(paused: _Paused) -> Response:
         """Pause or resume learning."""
-        return JSONResponse(await control.pause_learning(paused))
+        return JSONAnswer(await control.pause_learning(paused))
 
-    @app.get("/api/report", response_model=schemas.Report)
+    @app.get("/api/report", response_model=Report)
     async def report(since: _Since = 0) -> Response:
         """What was learned, gained, forgotten and spent since a time, in seconds of the epoch."""
-        return JSONResponse(await control.report(since))
+        return JSONAnswer(await control.report(since))
 
-    @app.get("/api/budget", response_model=schemas.Budgets)
+    @app.get("/api/budget", response_model=Budgets)
     async def budget() -> Response:
         """The budgets of all tasks, and how often each may ask."""
-        return JSONResponse(await control.budget())
+        return JSONAnswer(await control.budget())
 
-    @app.post("/api/budget", response_model=schemas.Budgets)
-    async def set_dial(body: schemas.DialRequest) -> Response:
+    @app.post("/api/budget", response_model=Budgets)
+    async def set_dial(body: DialRequest) -> Response:
         """Turn the dial of a task, or of every one; the budgets afterwards."""
-        return JSONResponse(await control.set_dial(body.task or None, body.target_rate))
+        return JSONAnswer(await control.set_dial(body.task or None, body.target_rate))
 
-    @app.post("/api/budget/forget", response_model=schemas.Budgets, responses=_NOT_FOUND)
+    @app.post("/api/budget/forget", response_model=Budgets, responses=_NOT_FOUND)
     async def forget_task(task: _Task) -> Response:
         """Remove a label's dial; the budgets afterwards."""
-        return JSONResponse(await control.forget_task(task))
+        return JSONAnswer(await control.forget_task(task))
 
-    @app.post("/api/budget/pause", response_model=schemas.Budgets)
+    @app.post("/api/budget/pause", response_model=Budgets)
     async def pause(paused: _Paused) -> Response:
         """Pause or resume the cloud; the budgets afterwards."""
-        return JSONResponse(await control.pause(paused))
+        return JSONAnswer(await control.pause(paused))
 
-    @app.post("/api/whatif", response_model=schemas.WhatIf, responses={409: {}})
-    async def whatif(body: schemas.WhatIfRequest) -> Response:
+    @app.post("/api/whatif", response_model=WhatIf, responses={409: {}})
+    async def whatif(body: WhatIfRequest) -> Response:
         """What other rates would have meant for recorded answers."""
         rates = body.target_rate if isinstance(body.target_rate, list) else [body.target_rate]
-        return JSONResponse(await control.whatif(rates, body.task or "", body.last))
+        return JSONAnswer(await control.whatif(rates, body.task or "", body.last))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
 from edge.core.types import ScoredToken
@@ -25,10 +25,11 @@ from edge.serve.chat_schemas import (
     logprobs_body,
     model_body,
 )
-from edge.serve.ports import AnswerNote, AnswerService, Mode, Question
+from edge.serve.ports import AnswerNote, AnswerService, Mode
 from edge.serve.reasoning import ChannelText, read_answer
-from edge.serve.schemas import usage_body
+from edge.serve.schemas import JSONAnswer, usage_body
 from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone
+from edge.state.answer_record import AnswerRequest
 
 NO_STORE = {"cache-control": "no-store"}
 EVENT_STREAM = {"text/event-stream": {"schema": {"description": "Each event a chunk as OpenAI's, then [DONE]."}}}
@@ -62,7 +63,7 @@ def add_chat_routes(
         created = int(clock.now())
         if not body.stream:
             choices = await unless_gone(request, collect_all(readings))
-            return JSONResponse(completion_body(body, question, choices, created), headers=answer_headers(choices[0].note))
+            return JSONAnswer(completion_body(body, question, choices, created), headers=answer_headers(choices[0].note))
         events = side_by_side(readings)
         first = await unless_gone(request, first_of(events))
         headers = {**NO_STORE, **answer_headers(answers.standing(question.task), question.id)}
@@ -73,15 +74,15 @@ def add_chat_routes(
     async def list_models() -> Response:
         """The model names that can be asked for."""
         data = [model_body(name, started, models, context_tokens) for name in models]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONAnswer({"object": "list", "data": data})
 
     @app.get("/v1/models/{name}", response_model=Model, responses={404: {}})
     async def show_model(name: str) -> Response:
         """One of them."""
-        return JSONResponse(model_body(name, started, models, context_tokens))
+        return JSONAnswer(model_body(name, started, models, context_tokens))
 
 
-def questions_of(question: Question, choices: int) -> list[Question]:
+def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
     """A question for each answer that is asked for, with an id and a seed of its own.
 
     Several are answered on this machine, with the reason in `no_cloud`: a request makes one cloud call at most.
@@ -97,18 +98,26 @@ def questions_of(question: Question, choices: int) -> list[Question]:
             id=f"{question.id}-{index}",
             mode="local-only",
             no_cloud=why,
-            seed=choice_seed(question.seed or 0, index),
+            seed=choice_seed(question.seed, index),
         )
         for index in range(choices)
     ]
 
 
-def completion_body(request: ChatRequest, question: Question, choices: Sequence[Choice], created: int) -> dict[str, Any]:
+def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
     """The `chat.completion` object. With several answers each choice carries its own `edge` object."""
     edges = [edge_metadata(request, question, choice.note) for choice in choices]
-    bodies = [_choice_body(request, index, choice) for index, choice in enumerate(choices)]
-    if len(choices) > 1:
-        bodies = [{**body, "edge": edge} for body, edge in zip(bodies, edges, strict=True)]
+    bodies: list[dict[str, Any]] = []
+    for index, (choice, edge) in enumerate(zip(choices, edges, strict=True)):
+        note = choice.note
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        if note.tool_calls:
+            message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        logprobs = logprobs_body(choice.tokens) if request.logprobs and note.source != "cloud" else None
+        body = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
+        bodies.append(body if len(choices) == 1 else {**body, "edge": edge})
     return {
         "id": completion_id(question.id),
         "object": "chat.completion",
@@ -120,17 +129,6 @@ def completion_body(request: ChatRequest, question: Question, choices: Sequence[
     }
 
 
-def _choice_body(request: ChatRequest, index: int, choice: Choice) -> dict[str, Any]:
-    note = choice.note
-    message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
-    if note.tool_calls:
-        message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    logprobs = logprobs_body(choice.tokens) if request.logprobs and note.source != "cloud" else None
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": note.finish}
-
-
 def _usage(notes: Sequence[AnswerNote]) -> dict[str, int]:
     """The prompt was read once, whatever the number of answers."""
     return usage_body(notes[0].prompt_tokens, sum(note.completion_tokens for note in notes))
@@ -139,7 +137,7 @@ def _usage(notes: Sequence[AnswerNote]) -> dict[str, int]:
 class ChunkWriter:
     """The `chat.completion.chunk` objects of one streamed request."""
 
-    def __init__(self, request: ChatRequest, question: Question, created: int) -> None:
+    def __init__(self, request: ChatRequest, question: AnswerRequest, created: int) -> None:
         self._request = request
         self._question = question
         self._notes: list[AnswerNote] = []

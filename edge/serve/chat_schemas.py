@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, WrapValidator, model_validator
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.core.types import BeyondText, Message, Role, ScoredToken
 from edge.serve.errors import RequestProblem, invalid_value
-from edge.serve.ports import MODELS, AnswerNote, Mode, Question, Standing
+from edge.serve.ports import MODELS, AnswerNote, Mode
 from edge.serve.schemas import (
     MAX_TOKENS,
     Count,
@@ -25,6 +25,7 @@ from edge.serve.schemas import (
     explain,
     field_error,
 )
+from edge.state.answer_record import AnswerRequest, Standing
 
 MAX_BYTES = 1 << 20
 """What a coordinator takes of tools and messages."""
@@ -232,7 +233,7 @@ class ChatRequest(SamplingFields):
         given = {"logit_bias": self.logit_bias not in (None, {}), "reasoning_effort": self.reasoning_effort is not None}
         return tuple(name for name, without_effect in given.items() if without_effect)
 
-    def question(self, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = "") -> Question:
+    def question(self, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = "") -> AnswerRequest:
         """What the agent is asked, under this id. `task_header`: the task's label where a header names it. Raises RequestProblem."""
         mode = models[known_model(self.model, models)]
         if self.choices > 1 and mode == "cloud-only":
@@ -242,13 +243,13 @@ class ChatRequest(SamplingFields):
         if no_cloud and mode == "cloud-only":
             raise invalid_value("metadata.no_cloud", "forbids what the model edge-cloud demands")
         max_tokens = self.max_completion_tokens or self.max_tokens
-        return Question(
+        return AnswerRequest(
             id=answer_id,
             messages=tuple(message.in_words() for message in self.messages),
             mode="local-only" if no_cloud else mode,
             max_tokens=None if max_tokens is None else min(max_tokens, MAX_TOKENS),
             temperature=self.temperature,
-            seed=self.seed,
+            seed=self.seed or 0,
             task=self._task(task_header),
             beyond=self._beyond_text(),
             wishes=self.sampling_wishes((self.top_logprobs or 0) if self.logprobs else None),
@@ -259,7 +260,7 @@ class ChatRequest(SamplingFields):
         """The task's label, from OpenAI's metadata or from a header of our own."""
         named = (self.metadata or {}).get("task", "")
         if named and header and named != header:
-            raise invalid_value("metadata.task", "is another one than the header x-edge-task says")
+            raise invalid_value("metadata.task", "is another one than in the header x-edge-task")
         task = named or header or None
         if task is not None and not is_task_label(task):
             raise invalid_value("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")
@@ -400,7 +401,7 @@ def completion_id(answer_id: str) -> str:
     return f"chatcmpl-{answer_id}"
 
 
-def edge_metadata(request: ChatRequest, question: Question, note: AnswerNote) -> dict[str, Any]:
+def edge_metadata(request: ChatRequest, question: AnswerRequest, note: AnswerNote) -> dict[str, Any]:
     """Where the answer came from, and what was asked for in vain: what the cloud alone follows, of an answer that is not its own."""
     unfollowed = () if note.source == "cloud" else question.beyond.wants
     return {**note.to_json(), "ignored_parameters": [*request.ignored, *unfollowed]}

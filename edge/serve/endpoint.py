@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from inspect import signature
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.inference.backend import RawText
-from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, App, Limits
+from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, Limits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
@@ -30,29 +36,13 @@ from edge.serve.schemas import ErrorBody
 _LOG = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 403, 408, 413, 415, 429, 431, 500)}
 """What may be answered at any route: a GET may come with a body too."""
-_MODULES = (
-    *(
-        "adapters",
-        "answer",
-        "api",
-        "app",
-        "budget",
-        "charts",
-        "chat",
-        "conversation",
-        "dial",
-        "elements",
-        "learning",
-        "numbers",
-        "outbox",
-    ),
-    *("prose", "quota", "steps", "token", "view", "words"),
-)
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _PAGE = {
-    "/": ("index.html", "text/html"),
-    "/page/style.css": ("style.css", "text/css"),
-    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in _MODULES},
+    "/" if file.name == "index.html" else f"/page/{file.name}": (file, _MEDIA_TYPES[ending])
+    for file in files("edge.serve").joinpath("page").iterdir()
+    if (ending := file.name.rpartition(".")[2]) in _MEDIA_TYPES
 }
+"""The page's files with their media types, by path."""
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -75,33 +65,13 @@ def build_app(
     loaded_model: str = "",
     context_tokens: int | None = None,
     texts: RawText | None = None,
-) -> App:
+) -> Access:
     """The application behind its access check.
 
     `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
     model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length. `texts`: what continues plain
     texts; without it there are no plain completions.
     """
-    app = open_app(
-        answers, control, clock, token=bool(token), loaded_model=loaded_model, context_tokens=context_tokens, texts=texts
-    )
-    open_paths = (*_PAGE, LIVENESS)
-    return Access(
-        app, names=names, token=token, open_paths=open_paths, origins=origins, exposed=tuple(ANSWER_HEADERS), limits=limits
-    )
-
-
-def open_app(
-    answers: AnswerService,
-    control: AgentControl,
-    clock: Clock,
-    *,
-    token: bool = False,
-    loaded_model: str = "",
-    context_tokens: int | None = None,
-    texts: RawText | None = None,
-) -> FastAPI:
-    """The routes without their access check. `token`: the description says that one is needed."""
     kinds = (HTTPException, RequestValidationError, RequestProblem, EdgeError, ClientDisconnect, Exception)
     app = _Application(
         title="edge-agent",
@@ -114,20 +84,42 @@ def open_app(
         separate_input_output_schemas=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # what is asked here is reported to nobody
     )
-    app.token = token
+    app.token, app.router.route_class = bool(token), _Route
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
     add_chat_routes(app, answers, clock, models, context_tokens, _error_event)
     add_agent_routes(app, control)
     if texts is not None:
         add_completion_routes(app, texts, clock, loaded_model, _error_event)
     app.router.routes += [Route(path, _page_file(*page), include_in_schema=False) for path, page in _PAGE.items()]
-    return app
+    open_paths = (*_PAGE, LIVENESS)
+    return Access(
+        app, names=names, token=token, open_paths=open_paths, origins=origins, exposed=tuple(ANSWER_HEADERS), limits=limits
+    )
+
+
+class _Route(APIRoute):
+    """A function without parameters is called without FastAPI's search for their values, which takes longer than most answers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What answers a request."""
+        if signature(self.endpoint).parameters:
+            return super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            response: Response = await self.endpoint()
+            return response
+
+        return answer
 
 
 class _Application(FastAPI):
     """FastAPI whose description names the errors and the token of this endpoint."""
 
     token = False
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Without FastAPI's telemetry, body limit and page for errors: `Access` has limits of its own, and every error has its handler."""
+        return ExceptionMiddleware(AsyncExitStackMiddleware(self.router), handlers=self.exception_handlers)
 
     def openapi(self) -> dict[str, Any]:
         """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 is taken out."""
@@ -148,26 +140,20 @@ class _Application(FastAPI):
         return self.openapi_schema or {}
 
 
-def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _page_file(file: Traversable, media_type: str) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
-        body = files("edge.serve").joinpath("page", name).read_bytes()
-        return Response(body, media_type=media_type, headers=_PAGE_HEADERS)
+        return Response(file.read_bytes(), media_type=media_type, headers=_PAGE_HEADERS)
 
     return page
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
     problem = _logged(error)
-    if problem.status == 405:
-        problem.headers["allow"] = _allowed_methods(request)
+    if problem.status == 405:  # Starlette names the methods of the first route of this path alone
+        routes = [one for one in request.app.routes if isinstance(one, Route) and one.path_regex.match(request.scope["path"])]
+        methods = {method for route in routes for method in route.methods or ()}
+        problem.headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
     return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
-
-
-def _allowed_methods(request: Request) -> str:
-    """Of all routes of this path; Starlette names those of the first one."""
-    routes = [route for route in request.app.routes if isinstance(route, Route) and route.path_regex.match(request.scope["path"])]
-    methods = {method for route in routes for method in route.methods or ()}
-    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 def _error_event(error: Exception) -> Mapping[str, Any]:
@@ -179,20 +165,15 @@ def _logged(error: Exception) -> RequestProblem:
     if isinstance(error, RequestValidationError):
         return invalid_request(error.errors())
     if isinstance(error, HTTPException):
-        return _of_framework(error)
+        reason = error.__cause__
+        if isinstance(reason, RequestProblem | ClientDisconnect):
+            return _logged(reason)
+        if reason is not None:  # a body that could not be read, where FastAPI hides the reason behind a 400 of its own
+            return RequestProblem(400, f"the body is not JSON ({type(reason).__name__})", code="invalid_json")
+        return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"), headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return RequestProblem(499, "the client went away", code="client_gone")
     problem = problem_of(error)
     if problem.status >= 500:
         _LOG.warning("request failed: %s", type(error).__name__)
     return problem
-
-
-def _of_framework(error: HTTPException) -> RequestProblem:
-    """An unknown path or method; or a body that could not be read, where FastAPI hides the reason behind a 400 of its own."""
-    reason = error.__cause__
-    if isinstance(reason, RequestProblem | ClientDisconnect):
-        return _logged(reason)
-    if reason is not None:
-        return RequestProblem(400, f"the body is not JSON ({type(reason).__name__})", code="invalid_json")
-    return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"), headers=error.headers)

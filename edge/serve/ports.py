@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
+from edge.core.types import ScoredToken
 
 if TYPE_CHECKING:
     from edge.cloud.sent import Choice
+    from edge.state.answer_record import AnswerRequest, Standing
 
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
@@ -24,25 +25,6 @@ MODELS: dict[str, Mode | None] = {
     "edge-cloud": "cloud-only",
 }
 """Model names and the mode each one means; None is the agent's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One request for an answer, under an id of its own. None leaves the choice to the agent.
-
-    `no_cloud`: why whoever asks keeps it from the cloud ("": they do not).
-    """
-
-    id: str
-    messages: tuple[Message, ...]
-    mode: Mode | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    task: str | None = None
-    beyond: BeyondText = ONLY_TEXT
-    wishes: SamplingWishes = NO_WISHES
-    no_cloud: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +79,6 @@ _METADATA_FIELDS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is known before an answer begins; the fields are those of AnswerNote."""
-
-    adapter_version: int = 0
-    task: str = ""
-    dual: float | None = None
-    assist_rate: float | None = None
-    target_rate: float | None = None
-    calls_left: int | None = None
-    tokens_left: int | None = None
-    spend_left_uusd: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object with every field."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
     with offsets in the whole text."""
@@ -127,7 +91,7 @@ class AnswerPiece:
 class AnswerService(Protocol):
     """An agent as the endpoint sees it. Every method may raise EdgeError and nothing else for a well-formed question."""
 
-    def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
+    def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
         """Stream one answer; the last piece has the note. Closing the iterator stops generation."""
         ...
 

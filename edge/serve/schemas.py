@@ -5,17 +5,20 @@ The ranges stand here once. FastAPI checks requests by them and describes them a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
+from starlette.responses import JSONResponse
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.core.types import SamplingWishes
 
 MAX_TOKENS = 32_768
 MAX_CHOICES = 8
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _LEAST_TOP_P = 1e-9
 """A top_p of 0 is the likeliest token alone."""
 
@@ -152,6 +155,14 @@ class SamplingFields(RequestBody):
         """Raises where there are options of a stream that is not asked for."""
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "only together with stream")
+
+
+class JSONAnswer(JSONResponse):
+    """A JSON response whose encoder is made once."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return _encode(content).encode()
 
 
 class Usage(ResponseBody):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -153,40 +152,30 @@ async def serving(
     """
     with ExitStack() as stack:
         listeners = [stack.enter_context(_listen(host, port))]
+        address, port = listeners[0].getsockname()[:2]
+        address = _LOOPBACK_OF.get(address, address)
+        url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
         if socket_path is not None:
             listeners.append(stack.enter_context(_listen_at(socket_path)))
             stack.callback(socket_path.unlink, missing_ok=True)
-        server = _Server(_server_config(app, protocol))
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            ws="none",
+        )
+        server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=listeners), name="http")
         try:
-            yield _url(listeners[0])
+            yield url
         finally:
             server.should_exit = True
             await task
-
-
-def _server_config(app: App, protocol: type[TimedProtocol]) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_GRACE_S,
-        ws="none",
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address. Names other than localhost count as foreign."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_wildcard(host: str) -> bool:
@@ -204,7 +193,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise _bind_error(host, port, error) from error
+        if error.errno == errno.EADDRINUSE:
+            raise EdgeError(f"port {port} is in use", hint="choose another with --port (0 takes a free one)") from error
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror or error})") from error
     return listener
 
 
@@ -231,15 +222,3 @@ def _remove_dead(path: Path) -> None:
         if probe.connect_ex(str(path)) == 0:
             raise OSError(errno.EADDRINUSE, "somebody else listens there")
     path.unlink()
-
-
-def _bind_error(host: str, port: int, error: OSError) -> EdgeError:
-    if error.errno == errno.EADDRINUSE:
-        return EdgeError(f"port {port} is in use", hint="choose another with --port (0 takes a free one)")
-    return UsageError(f"cannot listen on {host}:{port} ({error.strerror or error})")
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = _LOOPBACK_OF.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -22,17 +22,23 @@ Event = ChannelText | AnswerNote
 
 MOST_AT_ONCE = 4
 """Of the answers or texts of one request, so many are computed together: the rows beside them are for other people."""
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 SSE_DONE = b"data: [DONE]\n\n"
 
 
 def sse(value: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + _encode(value).encode() + b"\n\n"
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work, which is cancelled as soon as the client goes away. Raises ClientDisconnect then."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -42,11 +48,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for unfinished in (task, gone):
             unfinished.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def first_of(events: AsyncGenerator[T, None]) -> T:
@@ -86,18 +87,18 @@ async def collect_all(readings: Sequence[Reading]) -> list[Choice]:
     if len(readings) == 1:
         return [await collect(readings[0])]
     room = asyncio.Semaphore(MOST_AT_ONCE)
-    tasks = [asyncio.ensure_future(_collect_in_turn(reading, room)) for reading in readings]
+
+    async def in_turn(reading: Reading) -> Choice:
+        async with room:
+            return await collect(reading)
+
+    tasks = [asyncio.ensure_future(in_turn(reading)) for reading in readings]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _collect_in_turn(reading: Reading, room: asyncio.Semaphore) -> Choice:
-    async with room:
-        return await collect(reading)
 
 
 async def side_by_side(readings: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

@@ -36,8 +36,8 @@ class AnswerRecord:
     """What `edge-agent why ID` explains.
 
     text: all that was streamed, think part included. final: the answer part for a person (last boxed or answer tags stripped).
-    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: one line that says why.
-    help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last told by the coordinator, None
+    source: local, cloud, or local-fallback (asked, but could not or might not; continued locally). reason: why, in one line.
+    help_log_odds (nats) at the first decision, None when none was reached. dual λ and `*_left` as last reported by the coordinator, None
     when unknown or unlimited. latency_s from the request to the last token. local_text is y^θ, cloud_text y^c. finish: stop or length, or
     as the cloud LLM ended (tool_calls, content_filter). openai_json: what its completion had beyond text, with its calls of tools.
     cloud_tokens are those that the cloud billed for its answer, cloud_output_tokens the part that it wrote.
@@ -98,15 +98,19 @@ class AnswerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What holds for a task before its next answer: the adapter that serves, λ, the dial's τ, and what was last told to be left."""
+    """What holds for a task before its next answer: the adapter that serves, λ, the dial's τ, and what is left as last reported."""
 
-    task: str
-    adapter_version: int
-    dual: float | None
-    target_rate: float | None
-    calls_left: int | None
-    tokens_left: int | None
-    spend_left_uusd: int | None
+    task: str = ""
+    adapter_version: int = 0
+    dual: float | None = None
+    target_rate: float | None = None
+    calls_left: int | None = None
+    tokens_left: int | None = None
+    spend_left_uusd: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with every field."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What people thought of answers.
 
-One verdict an answer, the last one counts: the one written last, whatever the clock said. What `give` returns is on disk. The table lies
+One verdict an answer, the last one counts: the one written last, whatever the clock had. What `give` returns is on disk. The table lies
 in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -36,7 +35,7 @@ _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A verdict on the answer `id`. `correction`: what would have been right, None where nobody said. "none" takes a verdict back."""
+    """A verdict on the answer `id`. `correction`: what would have been right, None where nobody gave one. "none" takes a verdict back."""
 
     id: str
     verdict: Verdict
@@ -49,7 +48,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class RatedAnswer:
-    """The record of an answer as it was kept, and what was said of it ("none": nothing) at `at`."""
+    """The record of an answer as it was kept, and its verdict ("none": nothing) at `at`."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -61,10 +60,7 @@ class FeedbackBook:
 
     def __init__(self, state: StateFolder) -> None:
         self._state = state
-
-    @property
-    def _db(self) -> sqlite3.Connection:
-        return self._state.database
+        self._db = state.database
 
     def give(self, feedback: Feedback, at: float) -> Feedback:
         """Keep a verdict in place of an earlier one. Raises NotFound for an unknown answer, UsageError for another verdict."""
@@ -84,7 +80,7 @@ class FeedbackBook:
         return feedback
 
     def of(self, answer_id: str) -> Feedback:
-        """What was said of an answer; "none" where nothing was."""
+        """The verdict on an answer; "none" where there is none."""
         return said_of(self._state, answer_id)
 
     def rated(self, most: int) -> Iterator[RatedAnswer]:
@@ -104,7 +100,7 @@ class FeedbackBook:
 
 
 def said_of(state: StateReader, answer_id: str) -> Feedback:
-    """What was said of an answer, also of a folder in use; "none" where nothing was."""
+    """The verdict on an answer, also of a folder in use; "none" where there is none."""
     rows = state.rows("SELECT verdict, correction FROM feedback WHERE request_id = ?", (answer_id,))
     return Feedback(answer_id, *rows[0]) if rows else Feedback(answer_id, "none")
 

@@ -70,7 +70,7 @@ class StateFolder(StateReader):
         self.set_meta(POSITION, json.dumps(asdict(position)))
 
     def note_terms(self, terms: Terms) -> None:
-        """Keep what the coordinator said of a task."""
+        """Keep what the coordinator reported of a task."""
         with self._db:
             self._put_terms(terms)
 
@@ -98,7 +98,10 @@ class StateFolder(StateReader):
             for exam in commit.exams:
                 self._put_exam(exam, event.at)
             for item in commit.used:
-                self._put_use(item, event.step)
+                self._db.execute(
+                    "INSERT INTO item_uses VALUES (?, 1, ?) ON CONFLICT (item) DO UPDATE SET uses = uses + 1, step = excluded.step",
+                    (item, event.step),
+                )
             if commit.unreported is not None:
                 self._queue(commit.unreported)
 
@@ -150,12 +153,6 @@ class StateFolder(StateReader):
         self._db.execute(
             "INSERT INTO exams (at, adapter_version, source, task, verdicts) VALUES (?, ?, ?, ?, ?)",
             (at, exam.adapter_version, exam.source, exam.task, json.dumps(dict(exam.right))),
-        )
-
-    def _put_use(self, item: str, step: int) -> None:
-        self._db.execute(
-            "INSERT INTO item_uses VALUES (?, 1, ?) ON CONFLICT (item) DO UPDATE SET uses = uses + 1, step = excluded.step",
-            (item, step),
         )
 
     def _queue(self, report: Report) -> None:

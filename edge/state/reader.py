@@ -16,8 +16,9 @@ from typing import Any
 
 from edge.core.clock import day_began, local_day
 from edge.core.errors import NotFound, StateError
+from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, StepUnits, Terms
+from edge.state.rows import Lineage, Position, Report, Terms
 from edge.state.schema import check_readable
 
 POSITION = "position"
@@ -48,7 +49,7 @@ class StateReader:
         return None if row is None else str(row[0])
 
     def lineage(self) -> Lineage:
-        """Which adapter serves and which one training goes on from; the last step's where nobody has said otherwise."""
+        """Which adapter serves and which one training goes on from; the last step's where nobody has chosen otherwise."""
         text = self.meta(LINE)
         if text:
             return Lineage.from_json(text)
@@ -68,17 +69,15 @@ class StateReader:
 
     def step_at(self, step: int) -> StepFinished | None:
         """One committed step."""
-        row = self._db.execute("SELECT event FROM steps WHERE step = ?", (step,)).fetchone()
-        return None if row is None else StepFinished.from_json(json.loads(row[0]))
+        return next(self._steps("WHERE step = ?", step), None)
 
     def first_step(self, phase: int, source: str) -> StepFinished | None:
         """The first committed step of a source in a phase, of its last time where the phases began anew."""
         query = (
-            "SELECT event FROM steps WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
+            "WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
             " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
         )
-        row = self._db.execute(query, (phase, source)).fetchone()
-        return None if row is None else StepFinished.from_json(json.loads(row[0]))
+        return next(self._steps(query, phase, source), None)
 
     def terms(self, task: str) -> Terms | None:
         """What the task was last held to, or None before its first step."""
@@ -87,9 +86,12 @@ class StateReader:
 
     def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), of one task or of all, oldest first."""
-        query = "SELECT event FROM steps WHERE ?1 IS NULL OR task = ?1 ORDER BY step DESC LIMIT ?2"
-        rows = self._db.execute(query, (task, -1 if last is None else last)).fetchall()
-        return [StepFinished.from_json(json.loads(row[0])) for row in reversed(rows)]
+        condition = "WHERE ?1 IS NULL OR task = ?1 ORDER BY step DESC LIMIT ?2"
+        return list(self._steps(condition, task, -1 if last is None else last))[::-1]
+
+    def _steps(self, condition: str, *values: object) -> Iterator[StepFinished]:
+        rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
+        return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
     def outbox(self) -> list[tuple[int, Report]]:
         """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
@@ -204,11 +206,8 @@ def is_billed(record: Mapping[str, Any]) -> bool:
 
 def used_since(database: sqlite3.Connection, since: float) -> Used:
     """What was used since then, in Unix seconds (0: ever)."""
-    return Used(*_sums(database, _OF_ANSWERS, since), *_sums(database, _OF_LEARNING, since))
-
-
-def _sums(database: sqlite3.Connection, query: str, since: float) -> tuple[int, ...]:
-    return tuple(int(value or 0) for value in database.execute(query, (since,)).fetchone())
+    sums = [value for query in (_OF_ANSWERS, _OF_LEARNING) for value in database.execute(query, (since,)).fetchone()]
+    return Used(*(int(value or 0) for value in sums))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
 
 Outcome = Literal["serves", "waits", "promoted", "refused"]
@@ -82,18 +83,6 @@ class Terms:
     target_rate: float
     dual: float
     next_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepUnits:
-    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
-
-    `own_rate`: the share that would have asked without the rollouts' help bias (None: there was none)."""
-
-    total: int
-    help: int
-    uncalled: int = 0
-    own_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

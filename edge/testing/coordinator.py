@@ -34,6 +34,7 @@ from edge.rpc.client import (
     Registration,
     StepClosed,
     StepOpened,
+    StepUnits,
     TaskTerms,
 )
 from edge.rpc.openai_fields import completion_json, openai_fields
@@ -198,19 +199,17 @@ class ScriptedCoordinatorClient:
             raise NotFound(f"no call has the key {call_key!r}")
         return self._results[call_key][1]
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Move λ once."""
         self._fail_if_told("close_step")
         state = self._task(task)
         if state.closed is not None and state.closed.step == step:
-            return _repeated(state, (total_units, help_units))
+            return _repeated(state, (units.total, units.help))
         if state.opened is None or state.opened.step != step:
             raise _mismatch(state, step)
-        if not 0 <= uncalled_units <= help_units <= total_units or total_units == 0:
-            raise InvalidRequest(f"{uncalled_units} of {help_units} of {total_units} units cannot be")
-        return self._close(state, state.opened, total_units, help_units, own_rate)
+        if not 0 <= units.uncalled <= units.help <= units.total or units.total == 0:
+            raise InvalidRequest(f"{units.uncalled} of {units.help} of {units.total} units cannot be")
+        return self._close(state, state.opened, units)
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The budget so far."""
@@ -279,15 +278,13 @@ class ScriptedCoordinatorClient:
         self._results[call.call_key] = (call, completion)
         return completion
 
-    def _close(
-        self, state: _TaskState, opened: StepOpened, total_units: int, help_units: int, own_rate: float | None
-    ) -> StepClosed:
-        rate = help_units / total_units
+    def _close(self, state: _TaskState, opened: StepOpened, units: StepUnits) -> StepClosed:
+        rate = units.help / units.total
         before = state.price.state
-        acts_on = rate if own_rate is None else own_rate
+        acts_on = rate if units.own_rate is None else units.own_rate
         state.price.state = proportional_integral_step(before, acts_on, opened.target_rate, self._terms.rule)
         state.closed = StepClosed(opened.task, opened.step, before.dual, state.price.dual, rate)
-        state.reported = (total_units, help_units)
+        state.reported = (units.total, units.help)
         state.next_step, state.opened = opened.step + 1, None
         self._next_version()
         return state.closed

@@ -9,7 +9,8 @@ from typing import Any
 
 from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
-from edge.serve.ports import AnswerNote, AnswerPiece, Question, Standing
+from edge.serve.ports import AnswerNote, AnswerPiece
+from edge.state.answer_record import AnswerRequest, Standing
 
 _LIMITS: Mapping[str, Any] = {
     "calls": 7,
@@ -86,7 +87,7 @@ class ScriptedAnswers:
         self.pieces = list(pieces)
         self.note = note or AnswerNote(id="", source="local", completion_tokens=len(self.pieces))
         self.delay_s = delay_s
-        self.asked: list[Question] = []
+        self.asked: list[AnswerRequest] = []
         self.closed = 0
         self.failure: Exception | None = None
         self.fail_after = 0
@@ -95,9 +96,9 @@ class ScriptedAnswers:
     def standing(self, task: str | None) -> Standing:
         """From the prepared note."""
         note = self.note
-        return Standing(note.adapter_version, task or note.task, note.dual, calls_left=note.calls_left)
+        return Standing(task or note.task, note.adapter_version, note.dual, calls_left=note.calls_left)
 
-    async def answer(self, question: Question) -> AsyncGenerator[AnswerPiece, None]:
+    async def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
         """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
         self.asked.append(question)
         try:

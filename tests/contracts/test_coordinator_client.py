@@ -11,7 +11,7 @@ import pytest
 
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
-from edge.rpc.client import CallProgress, CancelledCall, CloudCall
+from edge.rpc.client import CallProgress, CancelledCall, CloudCall, StepUnits
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
 from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
@@ -63,10 +63,10 @@ async def test_opening_a_step_gives_dual_rate_and_credit_and_is_idempotent(make_
 async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
-    closed = await client.close_step("math", 0, total_units=8, help_units=6)
+    closed = await client.close_step("math", 0, StepUnits(8, 6))
     assert (closed.dual_before, closed.assist_rate) == (DUAL, 0.75)
     assert closed.dual_after == dual_step(DUAL, 0.75, TAU, LR)
-    assert await client.close_step("math", 0, total_units=8, help_units=6) == closed
+    assert await client.close_step("math", 0, StepUnits(8, 6)) == closed
     assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
 
 
@@ -74,17 +74,17 @@ async def test_requests_for_help_that_were_not_called_for_are_reported_as_such(m
     client = await make_client()
     await client.open_step("math", 0, 1, 8, TAU)
     with pytest.raises(InvalidRequest):
-        await client.close_step("math", 0, total_units=8, help_units=6, uncalled_units=7)
-    closed = await client.close_step("math", 0, total_units=8, help_units=8, uncalled_units=8)
+        await client.close_step("math", 0, StepUnits(8, 6, uncalled=7))
+    closed = await client.close_step("math", 0, StepUnits(8, 8, uncalled=8))
     assert (closed.assist_rate, closed.discrepancies) == (1.0, ())
 
 
 async def test_closing_again_with_other_numbers_is_refused(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
-    await client.close_step("math", 0, 8, 6)
+    await client.close_step("math", 0, StepUnits(8, 6))
     with pytest.raises(KeyReused):
-        await client.close_step("math", 0, 8, 5)
+        await client.close_step("math", 0, StepUnits(8, 5))
 
 
 async def test_a_gapped_step_names_the_expected_one(make_client) -> None:
@@ -97,7 +97,7 @@ async def test_a_gapped_step_names_the_expected_one(make_client) -> None:
 async def test_tasks_have_their_own_steps_and_duals(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
-    await client.close_step("math", 0, 8, 8)
+    await client.close_step("math", 0, StepUnits(8, 8))
     assert (await client.open_step("code", 0, 2, 4, TAU)).dual == DUAL
 
 
@@ -111,7 +111,7 @@ async def test_more_help_than_responses_is_refused(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
     with pytest.raises(InvalidRequest):
-        await client.close_step("math", 0, 8, 9)
+        await client.close_step("math", 0, StepUnits(8, 9))
 
 
 async def test_the_same_key_gives_the_same_answer_and_one_charge(make_client) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
-from edge.rpc.batch_client import BatchingClient
 from edge.rpc.grpc_client import ClientPolicy
 from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
+from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
 from tools.simulate.faults.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules

@@ -17,9 +17,9 @@ from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Upstream
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
-from edge.rpc.batch_client import BatchingClient
 from edge.rpc.client import CloudCall
 from edge.rpc.grpc_client import ClientPolicy
+from tools.batch_client import BatchingClient
 
 Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token

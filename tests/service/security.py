@@ -12,10 +12,10 @@ from coordinator.bootstrap import Coordinator
 from coordinator.pki import Authority, Holder, Written
 from coordinator.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock, SystemClock
-from edge.rpc.batch_client import BatchingClient
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy
 from tests.service.in_process import ProgrammedProvider, running_coordinator
+from tools.batch_client import BatchingClient
 
 
 class SecureFleet:

@@ -29,6 +29,7 @@ from edge.core.errors import (
     UsageError,
 )
 from edge.core.types import TokenUsage
+from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 
@@ -113,9 +114,9 @@ async def test_a_step_whose_calls_were_all_refused_is_no_discrepancy_and_the_ref
         with pytest.raises(BudgetExhausted) as caught:
             await client.complete(call("k1", step=0), 5.0)
         assert caught.value.metadata["told"] == "device calls 0 of 0"
-        assert (await client.close_step("math", 0, 128, 5)).discrepancies == ()
+        assert (await client.close_step("math", 0, StepUnits(128, 5))).discrepancies == ()
         await client.open_step("math", 1, 16, 8, 0.5)
-        assert len((await client.close_step("math", 1, 128, 5)).discrepancies) == 1
+        assert len((await client.close_step("math", 1, StepUnits(128, 5))).discrepancies) == 1
 
 
 async def test_a_charged_failure_is_told_without_the_calls_key(tmp_path) -> None:

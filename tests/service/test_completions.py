@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from edge.answering.raw_text import ServedTexts
+from edge.answering.answerer import ServedTexts
 from edge.core.clock import ManualClock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
@@ -287,7 +287,7 @@ async def test_many_answers_to_one_question_are_made_a_few_at_a_time(
 
 
 def test_offsets_of_bytes_that_are_no_text_are_told_as_bytes() -> None:
-    from edge.serve.completion_schemas import logprobs_body
+    from edge.serve.completion_routes import logprobs_body
 
     tokens = [ScoredToken(1, b"\xe2\x98", -1.0), ScoredToken(2, b"\x95", -2.0, start=0, end=1)]
     body = json.loads(json.dumps(logprobs_body(tokens)))

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from edge.core.errors import BudgetExhausted, CoordinatorError, PermissionDenied
+from edge.rpc.client import StepUnits
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from tests.service.browser import CHROMIUM, chromium_page
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
@@ -41,7 +42,7 @@ async def work(folder, device: str, calls: int, steps: int = 2) -> None:
         for task in ("math", "code"):
             for step in range(steps):
                 await client.open_step(task, step, 4, 4, 0.25)
-                await client.close_step(task, step, 16, 4 * step)
+                await client.close_step(task, step, StepUnits(16, 4 * step))
         for number in range(calls):
             await client.complete(call(f"k{number}", f"q{number}"), 10.0)
 

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown, StepMismatch
+from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.in_process import call
 from tests.service.processes import (
@@ -69,14 +70,14 @@ async def test_a_step_with_calls_survives_a_restart_and_verifies(tmp_path, upstr
         client = client_of(child)
         await client.open_step("math", 0, 4, 4, 0.5)
         first = await client.complete(call("k1", step=0), 10.0)
-        closed = await client.close_step("math", 0, 16, 4)
+        closed = await client.close_step("math", 0, StepUnits(16, 4))
         await verify(child)
         assert await child.stop() == ""
         assert child.process.returncode == 0
         await child.start()
         again = await client.complete(call("k1", step=0), 10.0)
         assert (again.text, again.charged_uusd) == (first.text, first.charged_uusd) == ("WHAT IS 2+2?", CHARGE_UUSD)
-        assert await client.close_step("math", 0, 16, 4) == closed
+        assert await client.close_step("math", 0, StepUnits(16, 4)) == closed
         with pytest.raises(StepMismatch) as caught:
             await client.open_step("math", 5, 4, 4, 0.5)
         assert caught.value.expected_step == 1
@@ -115,7 +116,7 @@ async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothi
         fresh = await client.complete(call("new", step=0), 10.0)
         assert (fresh.text, fresh.charged_uusd) == ("WHAT IS 2+2?", CHARGE_UUSD)
         assert (await client.complete(call("before", "one", step=0, prompt_id="p0"), 10.0)).text == settled.text
-        assert (await client.close_step("math", 0, 16, 8)).assist_rate == 0.5
+        assert (await client.close_step("math", 0, StepUnits(16, 8))).assist_rate == 0.5
         await client.aclose()
 
         fleet = (await balances(child.state))["fleet"]

@@ -15,6 +15,7 @@ import coordinator.deploy
 from coordinator.config import resolve_coordinator_config
 from coordinator.metrics import Gauges, Meters, exposition
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
+from edge.rpc.client import StepUnits
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped
 from tests.service.processes import command, coordinator_process, fake_upstream, settings_for
@@ -44,7 +45,7 @@ async def test_every_metric_of_the_dashboard_and_the_alerts_is_shown_by_a_runnin
             client = client_of(child, max_retries=0)
             await client.open_step("math", 0, 4, 4, 0.5)
             await client.complete(call("k1", "a", step=0), 10.0)
-            await client.close_step("math", 0, 16, 4)
+            await client.close_step("math", 0, StepUnits(16, 4))
             upstream.reply = upstream.hang
             with pytest.raises(OutcomeUnknown):
                 await client.complete(call("k2", "b"), 0.3)

@@ -10,7 +10,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from edge.core.clock import ManualClock
 from edge.serve.access import LOOPBACK_NAMES
 from edge.serve.chat_schemas import ANSWER_HEADERS
-from edge.serve.endpoint import build_app, open_app
+from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.testing.backend import ScriptedBackend
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
@@ -80,13 +80,13 @@ def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> No
 
 
 def test_the_description_has_every_route_and_no_other() -> None:
-    app = open_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS)
+    app = build_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).app
     described = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
     assert described == EVERY_ROUTE
 
 
 def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
-    described = open_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).openapi()
+    described = build_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).app.openapi()
     for path, operations in described["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"], path
@@ -96,7 +96,7 @@ def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
 
 
 def test_the_description_has_the_ranges_that_requests_are_checked_by() -> None:
-    described = open_app(ANSWERS, CONTROL, ManualClock()).openapi()
+    described = build_app(ANSWERS, CONTROL, ManualClock()).app.openapi()
     limit = described["paths"]["/api/sent"]["get"]["parameters"][0]
     assert (limit["name"], limit["schema"]["minimum"], limit["schema"]["maximum"]) == ("limit", 1, 500)
     fields = described["components"]["schemas"]["ChatRequest"]["properties"]

@@ -22,6 +22,7 @@ from coordinator.verify import verify
 from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied, RateLimited
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step, shared_lr
+from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, upstream
 
@@ -63,10 +64,10 @@ async def test_devices_of_a_fleet_price_move_it_together_and_are_told_it(tmp_pat
     async with world(tmp_path, "d1 d2 late", tasks={"math": {"dual_scope": "fleet", "dual_lr": 0.1}}) as it:
         for device in ("d1", "d2"):
             assert (await it[device].open_step("math", 0, 4, 8, 0.3)).dual == 0.5
-        first = await it["d1"].close_step("math", 0, 32, 32, 32)
+        first = await it["d1"].close_step("math", 0, StepUnits(32, 32, 32))
         assert first.dual_after == dual_step(0.5, 1.0, 0.3, shared_lr(0.1, 32, 64))
         assert (await it["d2"].get_budget("math")).dual == first.dual_after
-        second = await it["d2"].close_step("math", 0, 32, 32, 32)
+        second = await it["d2"].close_step("math", 0, StepUnits(32, 32, 32))
         assert (second.dual_before, second.dual_after) == (first.dual_after, pytest.approx(0.5 + 0.1 * 0.7))
         assert (await it["late"].get_budget("math")).dual == second.dual_after
         assert (await it["late"].register("1.0", ["math"])).tasks[0].dual == second.dual_after
@@ -78,7 +79,7 @@ async def test_devices_of_a_fleet_price_move_it_together_and_are_told_it(tmp_pat
 async def test_a_global_price_is_one_over_the_tasks_of_a_device(tmp_path) -> None:
     async with world(tmp_path, tasks={"*": {"dual_scope": "global", "dual_lr": 0.1}}) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
-        closed = await it["d1"].close_step("math", 0, 32, 32, 32)
+        closed = await it["d1"].close_step("math", 0, StepUnits(32, 32, 32))
         assert (await it["d1"].open_step("code", 0, 4, 8, 0.3)).dual == closed.dual_after
         assert (await it["d2"].open_step("code", 0, 4, 8, 0.3)).dual == 0.5
 
@@ -93,15 +94,15 @@ async def test_a_task_is_held_to_its_rule_and_an_open_step_keeps_the_one_it_was_
             if step == 2:
                 it.coordinator.reload(it.config.model_copy(update={"tasks": {"math": TaskConfig(), "code": TaskConfig()}}))
             math = proportional_integral_step(math, asked / 32, 0.3, rule)
-            closed = await client.close_step("math", step, 32, asked)
-            assert (closed.dual_after, await client.close_step("math", step, 32, asked)) == (math.dual, closed)
+            closed = await client.close_step("math", step, StepUnits(32, asked))
+            assert (closed.dual_after, await client.close_step("math", step, StepUnits(32, asked))) == (math.dual, closed)
             if step < 2:
                 await client.open_step("code", step, 4, 8, 0.3)
                 plain = dual_step(plain, asked / 32, 0.3, 0.1)
-                assert (await client.close_step("code", step, 32, asked)).dual_after == plain
+                assert (await client.close_step("code", step, StepUnits(32, asked))).dual_after == plain
         await client.open_step("math", 3, 4, 8, 0.3)
         after = proportional_integral_step(math, 0.0, 0.3, ProportionalIntegral(0.01))
-        assert (await client.close_step("math", 3, 32, 0)).dual_after == after.dual
+        assert (await client.close_step("math", 3, StepUnits(32, 0))).dual_after == after.dual
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ async def test_a_schedule_sets_the_target_rate_of_each_step_and_the_device_does_
             if step == 3:
                 it.clock.advance(86400.0)
             told.append((await it["d1"].open_step("math", step, 4, 8, 0.9)).target_rate)
-            await it["d1"].close_step("math", step, 32, 0)
+            await it["d1"].close_step("math", step, StepUnits(32, 0))
         assert told == [0.9, 0.4, 0.5, 0.7]  # before the first point the device is asked, as without a schedule
         journalled = [
             float.fromhex(entry.data()["target_rate"]) for entry in it.store.tables.journal if entry.kind == "open_step"
@@ -288,7 +289,7 @@ async def test_a_disabled_device_is_refused_everything_and_let_in_again(tmp_path
             it["d1"].complete(call("k3", "new"), 5.0),
             it["d1"].get_call("k1"),
             it["d1"].open_step("math", 0, 4, 8, 0.3),
-            it["d1"].close_step("math", 0, 32, 0),
+            it["d1"].close_step("math", 0, StepUnits(32, 0)),
             it["d1"].get_budget("math"),
             it["d1"].register("1.0", []),
         ):
@@ -305,7 +306,7 @@ async def test_devices_and_tasks_can_be_listed_and_outlive_a_restart(tmp_path) -
         await it["d2"].register("2.0", ["math"])
         await it["d1"].register("1.0", ["math", "code"])
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
-        closed = await it["d1"].close_step("math", 0, 32, 16, 16)
+        closed = await it["d1"].close_step("math", 0, StepUnits(32, 16, 16))
         await it["d1"].complete(call(), 5.0)
         it.clock.advance(60.0)
         await it["d2"].get_budget("math")
@@ -333,7 +334,7 @@ async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_p
         for device in ("d1", "d2"):
             await it[device].open_step("math", 0, 4, 8, 0.3)
         it.clock.advance(60.0)
-        await it["d2"].close_step("math", 0, 32, 0)
+        await it["d2"].close_step("math", 0, StepUnits(32, 0))
         it.clock.advance(60.0)
         await it.coordinator._changeable.upkeep.tick()
         (price,) = await it.store.list_prices()
@@ -355,7 +356,7 @@ async def test_limits_tasks_rates_and_prices_change_while_it_runs_and_open_steps
         )
         assert it.coordinator.reload(changed).restart == ("upstreams.new",)
         opened = await it["d1"].open_step("math", 0, 4, 8, 0.3)
-        closed = await it["d1"].close_step("math", 0, 32, 0)
+        closed = await it["d1"].close_step("math", 0, StepUnits(32, 0))
         assert (opened.target_rate, closed.dual_after) == (0.2, dual_step(0.5, 0.0, 0.2, 0.01))
         following = await it["d1"].open_step("math", 1, 4, 8, 0.3)
         assert (following.target_rate, following.dual) == (0.6, closed.dual_after)

@@ -14,6 +14,7 @@ from coordinator.sideport import Route, SidePort
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
+from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.metrics_page import get, scraped, scraped_after, value
 from tests.service.security import SecureFleet
@@ -86,7 +87,7 @@ async def test_steps_show_their_rate_their_price_and_what_is_left_of_a_budget(tm
             async with connected(tmp_path, name) as client:
                 await client.open_step("math", 0, 4, 4, 0.5)
                 await client.complete(call("k", "q", step=0), 10.0)
-                closed = await client.close_step("math", 0, 16, asked)
+                closed = await client.close_step("math", 0, StepUnits(16, asked))
         seen = await scraped(it.serving.metrics_url)
     assert value(seen, "responses_total", task="math") == 32
     assert value(seen, "responses_asking_total", task="math") == 12
@@ -106,7 +107,7 @@ async def test_a_restart_knows_the_prices_that_the_ledger_knows(tmp_path) -> Non
         async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, **SIDES) as it, connected(tmp_path) as client:
             if (await client.get_budget("math")).version == 0:
                 await client.open_step("math", 0, 4, 4, 0.5)
-                dual = (await client.close_step("math", 0, 16, 16)).dual_after
+                dual = (await client.close_step("math", 0, StepUnits(16, 16))).dual_after
                 written = await scraped(it.serving.metrics_url)
             seen = await scraped(it.serving.metrics_url)
             assert value(seen, "device_dual", task="math", device="local") == dual

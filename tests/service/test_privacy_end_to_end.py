@@ -22,6 +22,7 @@ from edge.core.errors import Withheld
 from edge.core.types import Message
 from edge.privacy.registry import Registry
 from edge.rpc import codec
+from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.state.folder import StateFolder
 from tests.service.in_process import call
@@ -124,7 +125,7 @@ async def _learned(wire: Wire, secrets) -> None:
     asking = GroupCalls(wire.client, 30.0)
     outcomes = await asyncio.gather(*(asking.ask(each) for each in calls))
     assert {outcome.reason for outcome in outcomes} == {""}
-    await wire.client.close_step("math", 0, 4 * len(secrets), len(secrets))
+    await wire.client.close_step("math", 0, StepUnits(4 * len(secrets), len(secrets)))
 
 
 def _check_entries(wire: Wire) -> None:

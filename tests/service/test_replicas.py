@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown
+from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.postgres_server import PostgresServer
 from tests.service.in_process import call
@@ -87,7 +88,7 @@ async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
     answers = await asyncio.gather(*twice)
     assert [answer.text for answer in answers] == ["WHAT IS 2+2?"] * 2
     assert upstream.keys == ["local|same|1"]
-    closed = await asyncio.gather(*(client.close_step("math", 0, 16, 1) for client in (first, second)))
+    closed = await asyncio.gather(*(client.close_step("math", 0, StepUnits(16, 1)) for client in (first, second)))
     assert closed[0] == closed[1]
 
     asked = [client.complete(call(f"k{number}", f"prompt {number}"), 30.0) for number in range(12) for client in (first, second)]

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.tokens import SigningKey, Tokens, TokenStore, TokenTerms
 from edge.core.clock import ManualClock, SystemClock
 from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
+from edge.rpc.client import StepUnits
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import budget_pb2, device_pb2_grpc
 from tests.service.in_process import call
@@ -37,7 +38,7 @@ async def test_a_token_names_the_device_and_its_tasks(fleet) -> None:
         for attempt in (
             lamp.complete(call("k2", task="secrets"), 10.0),
             lamp.open_step("secrets", 0, 4, 4, 0.3),
-            lamp.close_step("secrets", 0, 4, 1),
+            lamp.close_step("secrets", 0, StepUnits(4, 1)),
             lamp.get_budget("secrets"),
             lamp.register("1", ["math", "secrets"]),
         ):

@@ -11,7 +11,7 @@ from typing import Any
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
-from edge.cloud.connection import CoordinatorProcess
+from edge.cloud.client import CoordinatorProcess
 from edge.config.schema import PhaseConfig
 from edge.core.clock import ManualClock
 from edge.core.events import Event, MemorySink

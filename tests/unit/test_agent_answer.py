@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edge.answering.answerer import HelpHoldBack, agreed_mode, local_messages, may_become_request
 from edge.answering.ask_cloud import conversation_for_the_cloud
+from edge.answering.draft import cut_answer
 from edge.answering.explain import decision
-from edge.answering.recorder import cut_answer
 from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message

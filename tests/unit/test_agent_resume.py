@@ -16,10 +16,11 @@ from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied,
 from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
 from edge.learning.checkpoints import Checkpoints
+from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, OutboxDelivered
 from edge.state.folder import StateFolder
-from edge.state.rows import Position, Report, StepUnits
+from edge.state.rows import Position, Report
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")

@@ -27,10 +27,8 @@ from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
 from edge.learning.summary import CloudUse, cloud_use
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import CloudCall, CloudCompletion
-from edge.rpc.fingerprint import fingerprint
+from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, fingerprint
 from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
-from edge.state.rows import StepUnits
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer

@@ -18,8 +18,8 @@ from edge.cli.ask import Reader, own_reader
 from edge.cli.chat import Conversation, Interrupts, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
-from edge.serve.ports import Question
 from edge.serve.reasoning import Reading
+from edge.state.answer_record import AnswerRequest
 from tests.unit.agent_world import World, local_answer, number_in
 
 Capture = pytest.CaptureFixture[str]
@@ -116,7 +116,7 @@ async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting
 async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
     own, lengths = own_reader(setting.agent), list[int]()
 
-    def noted(question: Question) -> Reading:
+    def noted(question: AnswerRequest) -> Reading:
         lengths.append(len(question.messages))
         return own.read(question)
 

@@ -19,8 +19,9 @@ from edge.core.clock import ManualClock
 from edge.core.errors import ConfigError, UsageError
 from edge.privacy.registry import Registry
 from edge.rpc import codec
+from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, StepUnits
+from edge.state.rows import Report
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import call
 

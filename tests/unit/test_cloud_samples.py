@@ -24,10 +24,9 @@ from edge.dagrpo.advantages import dual_advantages, outside_advantage
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import CloudCall
+from edge.rpc.client import CloudCall, StepUnits
 from edge.sizing import batch_limits
 from edge.state.events import StepFinished
-from edge.state.rows import StepUnits
 from edge.testing.backend import EOS, ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.training.batching import live_rows, targets_of

@@ -13,7 +13,7 @@ import pytest
 
 from edge.answering.answerer import Answerer
 from edge.answering.ask_cloud import CloudQuestions
-from edge.answering.recorder import AnswerRecorder
+from edge.answering.draft import AnswerRecorder
 from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
@@ -28,7 +28,7 @@ from edge.learning.rollout import Batch, Rollout
 from edge.privacy.registry import Registry
 from edge.routing.policy import SelfOffload
 from edge.rpc import codec
-from edge.rpc.client import CloudCall
+from edge.rpc.client import CloudCall, StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
@@ -153,7 +153,7 @@ async def test_what_could_not_be_delivered_says_so(egress: Egress) -> None:
 async def test_registration_steps_and_inquiries_are_entries_too_and_repeats_are_counted(egress: Egress) -> None:
     await egress.client.register("1.0", ["math"])
     await egress.client.open_step("math", 0, 4, 8, 0.3)
-    await egress.client.close_step("math", 0, 32, 4)
+    await egress.client.close_step("math", 0, StepUnits(32, 4))
     for _ in range(3):
         await egress.client.get_budget("math")
     await egress.client.aclose()
@@ -280,7 +280,7 @@ async def test_a_tasks_name_that_tells_something_private_leaves_with_nothing(egr
         anext(egress.client.watch_budget(task)),
         egress.client.register("1", ["math", task]),
         egress.client.open_step(task, 1, 1, 1, 0.1),
-        egress.client.close_step(task, 1, 1, 1),
+        egress.client.close_step(task, 1, StepUnits(1, 1)),
     ):
         with pytest.raises(Withheld, match=f"{why}.*") as caught:
             await asked

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.many import ManyAtOnce
 from coordinator.watch import RUNG_AT_ONCE, BudgetBell, versions
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
-from edge.rpc.many import ManyAtOnce
 
 BUDGET = BudgetSnapshot(1, 0.5, 0.3, 0, None, 0, None, 0, None)
 

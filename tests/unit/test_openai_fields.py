@@ -14,7 +14,7 @@ from coordinator.providers.openai_wire import request_body
 from coordinator.providers.provider import ProviderRequest, bound_of_request
 from edge.core.errors import InvalidRequest
 from edge.core.types import Message
-from edge.rpc.fingerprint import fingerprint
+from edge.rpc.client import fingerprint
 from edge.rpc.openai_fields import MAX_OPENAI_BYTES, completion_json, openai_fields
 from tests.service.in_process import TOOLS, call
 

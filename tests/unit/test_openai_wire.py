@@ -14,7 +14,7 @@ from edge.core.types import BeyondText, Message, SamplingWishes
 from edge.serve.chat_routes import questions_of
 from edge.serve.chat_schemas import ChatRequest
 from edge.serve.errors import RequestProblem, invalid_request
-from edge.serve.ports import Question
+from edge.state.answer_record import AnswerRequest
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -52,7 +52,7 @@ def request_of(fields: Any) -> ChatRequest:
         raise invalid_request([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
 
 
-def parse(task_header: str = "", **fields: Any) -> Question:
+def parse(task_header: str = "", **fields: Any) -> AnswerRequest:
     return request_of({"model": "edge", "messages": USER, **fields}).question("id1", task_header=task_header)
 
 

@@ -18,10 +18,10 @@ from edge.learning.methods import DaGrpo
 from edge.learning.own_use import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
+from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRecord
 from edge.state.feedback import Feedback, FeedbackBook, Verdict
 from edge.state.folder import StateFolder
-from edge.state.rows import StepUnits
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind

@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.serve.reasoning import AnswerReader, longest_partial
+from edge.inference.detokenizer import longest_partial
+from edge.serve.reasoning import AnswerReader
 
 WORDS = st.lists(
     st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<", "</", "think", ">", "a", " ", "\n", "STOP", "ST"]),

@@ -13,7 +13,7 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import dual_advantages
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
-from edge.state.rows import StepUnits
+from edge.rpc.client import StepUnits
 from tests.unit.agent_world import item
 from tests.unit.trained import training_groups
 from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups

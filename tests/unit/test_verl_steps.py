@@ -15,7 +15,7 @@ from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
 from edge.evaluation.judging import RolloutSettings
-from edge.state.rows import StepUnits
+from edge.rpc.client import StepUnits
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
@@ -119,7 +119,7 @@ def test_a_close_whose_answer_was_lost_moves_the_price_no_second_time(drivers):
     dying = drivers.start()
     dying.open()
     dying.report(StepUnits(16, 16))
-    alone(drivers.client.close_step("math", 0, 16, 16))  # arrived, and the driver died before the answer
+    alone(drivers.client.close_step("math", 0, StepUnits(16, 16)))  # arrived, and the driver died before the answer
 
     opened = drivers.start().open()
     assert (opened.task_step, opened.dual) == (1, dual_step(0.5, 1.0, 0.3, 0.1))

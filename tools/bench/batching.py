@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.types import Message
-from edge.rpc.batch_client import BatchingClient
-from edge.rpc.client import CloudCall
+from edge.rpc.client import CloudCall, StepUnits
+from tools.batch_client import BatchingClient
 from tools.bench.coordinator import ours
 
 GROUP_SIZE, DEADLINE_S = 8, 30.0
@@ -65,7 +65,7 @@ async def measure(client: BatchingClient, prompts: Sequence[int], rounds: int, d
                 calls, began = step_calls(step, count), time.perf_counter()
                 await forms[name](client, calls)
                 taken[name].append(1e3 * (time.perf_counter() - began))
-                await client.close_step("math", step, count * GROUP_SIZE, count * 3)
+                await client.close_step("math", step, StepUnits(count * GROUP_SIZE, count * 3))
                 step += 1
         found = {name: f"{statistics.median(ms[1:]):.1f} ({min(ms[1:]):.1f}-{max(ms[1:]):.1f})" for name, ms in taken.items()}
         print(json.dumps({"delay_ms": 1e3 * delay_s, "prompts": count, "rounds": rounds, **found}), flush=True)

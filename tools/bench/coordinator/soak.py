@@ -142,9 +142,9 @@ class Crowd:
     @asynccontextmanager
     async def _client(self, at: int) -> AsyncIterator[Any]:
         from edge.core.clock import SystemClock
-        from edge.rpc.batch_client import BatchingClient
         from edge.rpc.credentials import ClientCredentials, TokenFile
         from edge.rpc.grpc_client import ClientPolicy
+        from tools.batch_client import BatchingClient
 
         token = TokenFile(Path(self.tokens[at]), SystemClock())
         client = BatchingClient(

@@ -14,7 +14,7 @@ from typing import Any
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.metrics import tally
 from edge.learning.rollout import ResponseOutcome, ScoredResponse
-from edge.state.rows import StepUnits
+from edge.rpc.client import StepUnits
 from tools.integrations.verl.advantages import row_advantages, usable_groups
 
 

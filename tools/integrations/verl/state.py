@@ -14,7 +14,8 @@ from typing import Any
 
 from edge.core.errors import StateError
 from edge.core.files import write_atomically
-from edge.state.rows import Report, StepUnits, Terms
+from edge.rpc.client import StepUnits
+from edge.state.rows import Report, Terms
 
 _FORMAT = 1
 

@@ -19,10 +19,10 @@ from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.events import Event
 from edge.learning.step_reporter import OpenStep, StepReporter
-from edge.rpc.client import CoordinatorClient
+from edge.rpc.client import CoordinatorClient, StepUnits
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, StepUnits
+from edge.state.rows import Report
 from tools.integrations.verl.settings import DagrpoSettings
 from tools.integrations.verl.state import RunState
 

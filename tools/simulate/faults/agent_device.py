@@ -34,6 +34,7 @@ from edge.rpc.client import (
     CloudDelta,
     StepClosed,
     StepOpened,
+    StepUnits,
 )
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
@@ -147,11 +148,9 @@ class LoggedClient(SimulatedClient):
         opened: StepOpened = await self._noted("open_step", f"{task}#{step}", opening)
         return opened
 
-    async def close_step(
-        self, task: str, step: int, total_units: int, help_units: int, uncalled_units: int = 0, own_rate: float | None = None
-    ) -> StepClosed:
+    async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step."""
-        closing = super().close_step(task, step, total_units, help_units, uncalled_units, own_rate)
+        closing = super().close_step(task, step, units)
         closed: StepClosed = await self._noted("close_step", f"{task}#{step}", closing)
         return closed
 

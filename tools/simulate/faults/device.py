@@ -15,9 +15,9 @@ from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
 from edge.core.types import Message
-from edge.rpc.batch_client import BatchingClient
-from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened
+from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
+from tools.batch_client import BatchingClient
 from tools.simulate.virtual.network import SimulatedChannel
 
 TASKS = ("math",)
@@ -162,7 +162,7 @@ class SimulatedDevice:
         total, help_units = page.report
 
         async def report() -> StepClosed:
-            return await self._client.close_step(task, number, total, help_units)
+            return await self._client.close_step(task, number, StepUnits(total, help_units))
 
         closed = await self._insist("close_step", f"{task}#{number}", report)
         if closed is not None and self._rng.random() < 0.3:  # a report whose answer was lost is sent again
@@ -180,7 +180,7 @@ class SimulatedDevice:
     async def _skip_ahead(self, task: str, step: int) -> None:
         """Open a step that is not the next one, and close one that was never opened."""
         await self._try("gap", f"{task}#{step}", lambda: self._client.open_step(task, step + 1, 1, 1, WISHED_RATE))
-        await self._try("gap", f"{task}#{step}", lambda: self._client.close_step(task, step + 1, 1, 0))
+        await self._try("gap", f"{task}#{step}", lambda: self._client.close_step(task, step + 1, StepUnits(1, 0)))
 
     async def _ask_for(self, task: str, step: int) -> None:
         """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""

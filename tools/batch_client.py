@@ -16,12 +16,12 @@ from typing import Any
 
 import grpc
 
+from coordinator.many import ManyAtOnce
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest, Unauthenticated
 from edge.rpc import codec
 from edge.rpc.client import CallReply, CloudCall
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.grpc_client import GrpcCoordinatorClient, is_upstream_failure, may_be_asked_again
-from edge.rpc.many import ManyAtOnce
 from edge.rpc.v1 import call_pb2
 
 OpenStream = Callable[[float], Awaitable[Any]]
