@@ -36,7 +36,7 @@ from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
 from edge.learning.conditions import DiskSpace, Readiness
 from edge.learning.loop import BetweenSteps, Learning, LearningProgress, LearningRoles
-from edge.learning.session import StepFactory, TrainingSession
+from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
@@ -162,7 +162,7 @@ class StatusBoard:
             steps_done=position.steps_done,
             steps_planned=curriculum.steps_planned,
             last_step=last,
-            outbox=len(state.outbox()),
+            outbox=len(state.unreported()),
             answers=self.answerer.answers,
             total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
             total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
@@ -183,7 +183,7 @@ class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
 
     Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` say what the cloud may be
-    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud, the `gate` that they pass.
+    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud and their `precedence`.
     """
 
     answerer: Answerer
@@ -201,7 +201,7 @@ class Agent:
         self._closing = AsyncExitStack()
         self._stop = Stop()
         self.records = Records(components.state, components.clock)
-        self.gate = ServingPrecedence(components.clock)
+        self.precedence = ServingPrecedence(components.clock)
         self.link = _link_of(components, settings)
         self.access = _access_of(components, settings, self.link)
 
@@ -267,7 +267,7 @@ class Agent:
         )
         answers = replace(settings.answers, task=task)
         self.answerer = self._answerer(backend, answers)
-        self.texts = ServedTexts(backend, self.gate)
+        self.texts = ServedTexts(backend, self.precedence)
         self._board = StatusBoard(
             components, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
         )
@@ -277,7 +277,7 @@ class Agent:
         state, access, clock = self.components.state, self.access, self.components.clock
         recorder = AnswerRecorder(backend, state, access, self.components.sink, clock)
         asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, settings)
-        return Answerer(backend, self.gate, access, asker, recorder, clock, settings)
+        return Answerer(backend, self.precedence, access, asker, recorder, clock, settings)
 
     def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
         components = self.components
@@ -293,18 +293,13 @@ class Agent:
             client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
         )
         calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
-        open_engine = None if settings.gate is None else components.open_rollouts
-        session = TrainingSession(
-            adapter.backend, components.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing
-        )
         roles = LearningRoles(
             components=components,
             link=self.link,
             adapter=adapter,
-            session=session,
-            factory=StepFactory(components, settings, adapter, session, reporter, calls),
+            session=TrainingSession(components, settings, adapter, reporter, calls, closing),
             reporter=reporter,
-            readiness=Readiness(self.gate, components.conditions, disk_space, state, sink, clock),
+            readiness=Readiness(self.precedence, components.conditions, disk_space, state, sink, clock),
             disk_space=disk_space,
             daily_budget=daily_budget,
             quotas=self.access.quotas,
@@ -342,7 +337,7 @@ class Agent:
         try:
             cut.manifest()
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await (await self.learning.roles.factory.step()).finish(cut)
+            await (await self.learning.roles.session.step()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter shows what is wrong with it
         except StateError as error:

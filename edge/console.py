@@ -26,8 +26,8 @@ from edge.state.events import (
     Notice,
     Offline,
     Online,
-    OutboxDelivered,
     PhaseStarted,
+    ReportsDelivered,
     RunFinished,
     RunStarted,
     StepFinished,
@@ -377,7 +377,7 @@ def _told(event: Event) -> str:
             return f"offline: {event.reason}; answering and learning go on locally"
         case Online():
             return "online again"
-        case OutboxDelivered():
+        case ReportsDelivered():
             return f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
         case GateJudged(verdict="promoted"):
             return f"adapter {event.step} has passed the gate and serves now"

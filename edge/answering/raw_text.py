@@ -17,20 +17,20 @@ from edge.inference.raw_text import RawPrompt, RawText, TokenizerInfo
 class ServedTexts:
     """`RawText` of the agent's model, at the precedence of people."""
 
-    def __init__(self, texts: RawText, gate: ServingPrecedence) -> None:
+    def __init__(self, texts: RawText, precedence: ServingPrecedence) -> None:
         self._texts = texts
-        self._gate = gate
+        self._precedence = precedence
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncGenerator[TextDelta, None]:
         """Stream the continuation of a raw prompt; see `RawText`."""
-        with self._gate.serving():
+        with self._precedence.serving():
             async with closing(self._texts.continue_text(prompt, sampling, seed)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
         """How likely the tokens of a text are; see `RawText`."""
-        with self._gate.serving():
+        with self._precedence.serving():
             return await self._texts.read(prompt, top_logprobs)
 
     def text_tokens(self, text: str) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         target_rate=budgets.default_dial_rate,
         paused=budgets.switch.paused,
         switched_off=budgets.switch.reason,
-        outbox=len(state.outbox()),
+        outbox=len(state.unreported()),
         unsettled_calls=len(budgets.unconfirmed.waiting()),
         tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
     )
@@ -140,7 +140,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
         target_rate=default,
         paused=paused,
         switched_off=off,
-        outbox=len(state.outbox()),
+        outbox=len(state.unreported()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
         tasks=tuple(
             replace(

@@ -88,7 +88,7 @@ class FolderAgent:
                 "dual": terms.dual if terms else None,
                 "paused": paused,
                 "waiting": BY_YOU if paused else "",
-                "outbox": len(state.outbox()),
+                "outbox": len(state.unreported()),
             }
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:

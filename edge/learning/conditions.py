@@ -306,7 +306,7 @@ class Readiness:
 
     def __init__(
         self,
-        gate: ServingPrecedence,
+        precedence: ServingPrecedence,
         conditions: LearningConditions | None,
         disk_space: DiskSpace,
         state: StateFolder,
@@ -314,7 +314,7 @@ class Readiness:
         clock: Clock,
     ) -> None:
         """`conditions`: None where learning may always use the machine."""
-        self._gate = gate
+        self._precedence = precedence
         self._conditions = conditions
         self._disk_space = disk_space
         self._state = state
@@ -334,7 +334,7 @@ class Readiness:
     @property
     def held_back(self) -> bool:
         """Somebody is served, or the next step waits."""
-        return self._gate.busy or bool(self.waiting)
+        return self._precedence.busy or bool(self.waiting)
 
     def reason(self) -> str:
         """Why the next step waits, or would; a pause and its end take effect immediately."""
@@ -348,13 +348,13 @@ class Readiness:
         `at_each_look` is awaited while it is waited: what must be seen to although no step is made.
         """
         try:
-            await self._gate.idle()
+            await self._precedence.idle()
             while reason := self._reason():
                 self.waits += 1
                 self._note(reason)
                 await at_each_look()
                 await self._next_look()
-                await self._gate.idle()
+                await self._precedence.idle()
         finally:
             self._note("")
 
@@ -363,7 +363,7 @@ class Readiness:
             return BY_YOU
         why = self._disk_space.shortage()
         if not why and self._conditions is not None:
-            why = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
+            why = self._conditions.waiting_for(self._clock.now(), self._precedence.quiet_s)
         return f"waiting: {why}" if why else ""
 
     async def _next_look(self) -> None:

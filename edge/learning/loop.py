@@ -23,7 +23,7 @@ from edge.learning.conditions import DiskSpace, Readiness, is_paused
 from edge.learning.curriculum import Curriculum, HeldOut, StepPlan
 from edge.learning.own_use import is_about_the_device
 from edge.learning.rollback import Rollback, RollbackMonitor
-from edge.learning.session import StepFactory, TrainingSession
+from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
 from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
@@ -96,7 +96,6 @@ class LearningRoles:
     link: CoordinatorLink
     adapter: ServingAdapter
     session: TrainingSession
-    factory: StepFactory
     reporter: StepReporter
     readiness: Readiness
     disk_space: DiskSpace
@@ -171,7 +170,7 @@ class Learning:
 
     async def examine(self, candidates: Sequence[Candidate], on_item: Callable[[], None] = lambda: None) -> Scores:
         """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
-        return await self.roles.factory.scores(candidates, on_item)
+        return await self.roles.session.scores(candidates, on_item)
 
     async def _open(self) -> LearningStep:
         """Everything that the first step needs."""
@@ -180,10 +179,10 @@ class Learning:
             await roles.link.begin(roles.closing)
         roles.link.require_all_tasks()
         await roles.session.prepare()
-        step = await roles.factory.step()
+        step = await roles.session.step()
         # steps of one's own use come on top of those planned, as their events report
         roles.progress.begins(None if components.own_use else components.curriculum.steps_planned)
-        self._monitor = await roles.factory.monitor()
+        self._monitor = await roles.session.monitor()
         return step
 
     async def _loop(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
@@ -287,7 +286,7 @@ class Learning:
         for attempt in range(_DELIVERY_TRIES if roles.link.embedded else 1):
             if attempt:
                 await roles.stop.cuts(asyncio.sleep(_DELIVERY_PAUSE_S))
-            if not roles.components.state.outbox():
+            if not roles.components.state.unreported():
                 return
             try:
                 await roles.reporter.deliver()

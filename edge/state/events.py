@@ -93,7 +93,7 @@ class PriceRate:
 @dataclass(frozen=True, slots=True)
 class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
-    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate)."""
+    waits. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate)."""
 
     assist_rate: float
     target_rate: float
@@ -286,7 +286,7 @@ class Online(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxDelivered(Event):
+class ReportsDelivered(Event):
     """Step reports that waited while the coordinator was away have been delivered, in order; λ is the coordinator's again."""
 
     kind: ClassVar[str] = "outbox_delivered"

@@ -95,8 +95,8 @@ class StateReader:
         row = self._db.execute("SELECT event FROM steps WHERE task = ? ORDER BY step DESC LIMIT 1", (task,)).fetchone()
         return StepFinished.from_json(json.loads(row[0])) if row else None
 
-    def outbox(self) -> list[tuple[int, Report]]:
-        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
+    def unreported(self) -> list[tuple[int, Report]]:
+        """Step reports that wait for the coordinator, oldest first, with their row ids."""
         rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
         return [
             (place, Report(task, step, planned, size, rate, StepUnits(*units)))

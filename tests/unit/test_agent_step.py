@@ -25,7 +25,7 @@ from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
 from edge.evaluation.judging import call_key
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
-from edge.learning.summary import CloudUse, cloud_use
+from edge.learning.step_event import cloud_use
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.rpc.fingerprint import fingerprint
@@ -153,9 +153,9 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     assert step_units([group]) == StepUnits(4, 2)
 
 
-@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, CloudUse(1, 0, 70)), ({}, CloudUse(0, 0, 0))])
+@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
 async def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_step_s_bill(
-    world: World, told: dict[str, str], use: CloudUse
+    world: World, told: dict[str, str], use: tuple[int, int, int]
 ) -> None:
     world.client.fail_next("complete", OutcomeUnknown("cut", metadata=told))
     [group] = await collected(world, world.client, [HELP, local_answer(1)])

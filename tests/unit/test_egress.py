@@ -219,7 +219,7 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
         access, settings = agent.access, world.answer_settings()
         recorder = AnswerRecorder(world.serving, state, access, sink, world.clock)
         asker = CloudQuestions(watched, access, recorder.record, world.clock, state.run_id, settings)
-        answerer = Answerer(world.serving, agent.gate, access, asker, recorder, world.clock, settings)
+        answerer = Answerer(world.serving, agent.precedence, access, asker, recorder, world.clock, settings)
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
     assert world.client.calls == [] and not watched.online

@@ -55,9 +55,9 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.clock, self.sink = LoopClock(), MemorySink()
-        self.gate = ServingPrecedence(self.clock)
+        self.precedence = ServingPrecedence(self.clock)
         conditions = MachineConditions(self.rules, ScriptedProbe(*self.readings)) if self.readings else None
-        self.readiness = Readiness(self.gate, conditions, DiskSpace(self.state.folder), self.state, self.sink, self.clock)
+        self.readiness = Readiness(self.precedence, conditions, DiskSpace(self.state.folder), self.state, self.sink, self.clock)
 
     def waits(self) -> list[tuple[float, str]]:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")
@@ -111,7 +111,7 @@ def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:
     async def use() -> float:
         await waiting.readiness.ready()
         assert waiting.sink.events == [], "nobody was answered yet"
-        with waiting.gate.serving():
+        with waiting.precedence.serving():
             await asyncio.sleep(10.0)
         await waiting.readiness.ready()
         return waiting.clock.monotonic()
@@ -126,7 +126,7 @@ def test_while_somebody_is_answered_nothing_begins_however_often_one_looks(state
     async def use() -> float:
         async def serve() -> None:
             await asyncio.sleep(3.0)
-            with waiting.gate.serving():
+            with waiting.precedence.serving():
                 await asyncio.sleep(100.0)
 
         serving = asyncio.create_task(serve())

@@ -569,7 +569,7 @@ def test_the_price_moves_once_for_each_step_of_verls_trainer(training, monkeypat
     trainer, client = training
     duals = [made(trainer, client, monkeypatch)[1]["dagrpo/dual"] for _ in range(3)]
     assert duals == pytest.approx([0.5, 0.52, 0.54])
-    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).outbox() == []
+    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).unreported() == []
 
 
 def test_rows_that_verl_adds_to_fill_the_batch_change_no_rate_and_no_gradient(training, monkeypatch):
