@@ -203,10 +203,10 @@ class FolderAgent:
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
-        from edge.learning.conditions import BY_YOU, set_paused
+        from edge.learning.conditions import BY_YOU, pause_learning
 
         with self._writing() as folder:
-            set_paused(folder, paused)
+            pause_learning(folder, paused)
         return {"paused": paused, "waiting": BY_YOU if paused else ""}
 
     @contextmanager

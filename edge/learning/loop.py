@@ -19,7 +19,7 @@ from edge.evaluation.scores import Scores
 from edge.inference.backend import InferenceBackend
 from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents
-from edge.learning.conditions import DiskSpace, Readiness, is_paused
+from edge.learning.conditions import DiskSpace, Readiness, learning_is_paused
 from edge.learning.curriculum import Curriculum, HeldOut, StepPlan
 from edge.learning.own_use import is_about_the_device
 from edge.learning.rollback import Rollback, RollbackMonitor
@@ -148,7 +148,7 @@ class Learning:
     @property
     def paused(self) -> bool:
         """A person has paused learning."""
-        return is_paused(self.roles.components.state)
+        return learning_is_paused(self.roles.components.state)
 
     def pause(self, paused: bool) -> None:
         """Begin no further step, or go on; kept over restarts. A step under way is finished."""

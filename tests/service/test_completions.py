@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from edge.answering.raw_text import ServedTexts
-from edge.core.clock import ManualClock
 from edge.core.precedence import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.endpoint import build_app
@@ -20,6 +19,7 @@ from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.serve.server import serving
 from edge.serve.streaming import MOST_AT_ONCE
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")

@@ -15,13 +15,13 @@ from aiohttp import web
 
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorError
 from edge.core.types import Message
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
+from edge.testing.clock import ManualClock
 from tests.service.processes import CoordinatorProcess, FakeUpstream, command, coordinator_process, fake_upstream, settings_for
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
 

@@ -10,7 +10,6 @@ from coordinator.providers.provider import bound_by_bytes
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import (
     BudgetExhausted,
     CallInProgress,
@@ -32,6 +31,7 @@ from edge.rpc.fingerprint import fingerprint
 from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.state.rows import StepUnits
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
-from edge.core.clock import ManualClock, local_day
+from edge.core.clock import local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.core.types import Message, Sampling, TokenUsage
 from edge.rpc.client import CloudCall, CloudCompletion
@@ -21,6 +21,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.reader import used_today
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at

@@ -18,7 +18,6 @@ from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json, reading_sent
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
@@ -32,6 +31,7 @@ from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.service.in_process import call

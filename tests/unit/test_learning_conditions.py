@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge.core.clock import ManualClock, SystemClock
+from edge.core.clock import SystemClock
 from edge.core.events import MemorySink
 from edge.core.precedence import ServingPrecedence
 from edge.core.types import Message
@@ -21,14 +21,15 @@ from edge.learning.conditions import (
     MachineProbe,
     Readiness,
     Readings,
-    ScriptedProbe,
+    pause_learning,
     reason_to_wait,
-    set_paused,
     within_hours,
 )
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningWaits
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
+from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import World
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -210,7 +211,7 @@ async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_wa
 async def test_a_paused_agent_answers_and_goes_on_learning_when_it_is_resumed(tmp_path: Path) -> None:
     world = World(tmp_path)
     with StateFolder(tmp_path) as state:
-        set_paused(state, True)
+        pause_learning(state, True)
     async with world.agent() as agent:
         assert (agent.status().paused, agent.status().waiting) == (True, "paused by you")
         learning = asyncio.create_task(agent.learn())

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
-from edge.learning.conditions import ConditionRules, MachineConditions, ScriptedProbe
+from edge.learning.conditions import ConditionRules, MachineConditions
 from edge.learning.rollback import RollbackMonitor
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
 from edge.state.feedback import Feedback
+from edge.testing.probe import ScriptedProbe
 from edge.training.evidence import LEAST_VERDICTS, liked_less, lost_more
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in

@@ -51,8 +51,8 @@ with warnings.catch_warnings():
     from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from edge.core.clock import ManualClock
     from edge.core.errors import ConfigError, UsageError
+    from edge.testing.clock import ManualClock
     from tools.integrations.verl import plugin
     from tools.integrations.verl import trainer as our_trainer
     from tools.integrations.verl.estimator import Priced, dagrpo_advantage, priced

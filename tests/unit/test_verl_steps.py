@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
 from edge.evaluation.judging import RolloutSettings
 from edge.state.rows import StepUnits
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
