@@ -143,7 +143,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             await agent.learn()
             await all_is_known(agent)
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
-            await agent.learning.roles.reporter.deliver()
+            await agent.learning.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
             assert agent.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5

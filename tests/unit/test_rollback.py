@@ -148,7 +148,7 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
 
 
 async def made_guard(agent: Agent) -> RollbackMonitor:
-    guard = await agent.learning.roles.session.monitor()
+    guard = await agent.learning.session.monitor()
     assert guard is not None
     return guard
 
