@@ -2,13 +2,15 @@
 
 from edge.app.agents import build_agent, build_components, build_conditions, build_own_use, check_inputs, check_serving
 from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, egress_client
-from edge.app.device_profile import kept_profile, own_profile
 from edge.app.engines import (
+    Trainer,
     apple_silicon,
     choose_engine,
     installed,
     open_backend,
+    open_learner,
     open_rollouts,
+    probe_memory,
     require_onnx,
     sound_adapter,
     with_its_device,
@@ -16,10 +18,24 @@ from edge.app.engines import (
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.measuring import eval_candidates, evaluate, measure_hints, measured_hints, train_router
 from edge.app.openers import SharedWeights, onnx_graph
-from edge.app.places import adapter_version, bundled_models, latest_adapters, model_file, serving_adapters, state_folder
-from edge.app.privacy import build_registry, with_hint_cut
-from edge.app.settings import NO_CLOUD, agent_settings, cloud_prompt_form, gate_rules, local_prompt_form, switched_off
-from edge.app.training import Trainer, open_learner, probe_memory
+from edge.app.settings import (
+    NO_CLOUD,
+    adapter_version,
+    agent_settings,
+    build_registry,
+    bundled_models,
+    cloud_prompt_form,
+    gate_rules,
+    kept_profile,
+    latest_adapters,
+    local_prompt_form,
+    model_file,
+    own_profile,
+    serving_adapters,
+    state_folder,
+    switched_off,
+    with_hint_cut,
+)
 
 __all__ = [
     "NO_CLOUD",

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.app.coordinator import build_embedded, coordinator_address, egress_client
-from edge.app.engines import SharedWorker, choose_engine, open_backend, open_rollouts, sound_adapter
+from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.places import model_file, state_folder
-from edge.app.privacy import build_registry, with_hint_cut
-from edge.app.settings import agent_settings
-from edge.app.training import Trainer, open_learner
+from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
 from edge.core.machine import usable_cores

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any
 from edge.app.coordinator import build_embedded, coordinator_address, egress_client
 from edge.app.engines import SharedWorker, open_backend, require_onnx
 from edge.app.judging import build_policy, build_verifier, policy_name
-from edge.app.places import adapter_version, model_file, state_folder
-from edge.app.privacy import build_registry, with_hint_cut
-from edge.app.settings import agent_settings, cloud_prompt_form, switched_off
+from edge.app.settings import (
+    adapter_version,
+    agent_settings,
+    build_registry,
+    cloud_prompt_form,
+    model_file,
+    state_folder,
+    switched_off,
+    with_hint_cut,
+)
 from edge.config.schema import AgentConfig
 from edge.core.errors import AdapterError, TaskFileError
 from edge.core.events import EventSink
