@@ -190,6 +190,7 @@ async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
+        assert agent.components.own_use is not None
         assert await agent.components.own_use.fresh() == 0
         assert world.events(Notice) == []
         file_of(folder, "a.jsonl", 1, 2)
@@ -215,6 +216,7 @@ async def test_a_file_is_read_and_its_items_are_keyed_once_and_not_on_the_loop_s
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
+        assert agent.components.own_use is not None
         first = await agent.components.own_use.sources()
         (folder / "a.jsonl").touch()
         again = await agent.components.own_use.sources()
@@ -231,6 +233,7 @@ async def test_of_a_file_with_too_many_items_the_first_are_used_and_it_is_told_o
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
+        assert agent.components.own_use is not None
         assert await agent.components.own_use.fresh() == 5
     [told] = world.events(Notice)
     assert told.text == "a.jsonl: has 8 items; the first 5 are used"
