@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from edge.budget.dial import Dials, DialSnapshot
@@ -93,30 +93,23 @@ def quota_of(
     )
 
 
+@dataclass(slots=True)
 class Quotas:
     """The quotas of a running agent. `link` returns the last reported budget of a task, `away` why it is not reached ("": it is)."""
 
-    def __init__(
-        self,
-        state: StateFolder,
-        link: Callable[[str], KnownBudget | None],
-        away: Callable[[], str],
-        dials: Dials,
-        switch: CloudSwitch,
-    ) -> None:
-        self._state = state
-        self._link = link
-        self._away = away
-        self._dials = dials
-        self._switch = switch
-        self._refused: dict[str, str] = {}
+    state: StateFolder
+    link: Callable[[str], KnownBudget | None]
+    away: Callable[[], str]
+    dials: Dials
+    switch: CloudSwitch
+    _refused: dict[str, str] = field(default_factory=dict, init=False)
 
     def now(self, task: str, adapter_version: int = 0) -> Quota:
         """The quota of a task at this moment, from what is known; asks nobody."""
-        terms = self._state.terms(task)
-        switch = self._switch
-        now = Circumstances(switch.reason, switch.paused and not switch.always_off, self._away(), self._refused.get(task, ""))
-        snapshot = self._dials.of(task).snapshot(adapter_version)
+        terms = self.state.terms(task)
+        switch = self.switch
+        now = Circumstances(switch.reason, switch.paused and not switch.always_off, self.away(), self._refused.get(task, ""))
+        snapshot = self.dials.of(task).snapshot(adapter_version)
         return quota_of(task, self._known(task), snapshot, now, terms.dual if terms else None)
 
     def refused(self, task: str, why: str) -> None:
@@ -129,15 +122,15 @@ class Quotas:
 
     def is_learned(self, task: str) -> bool:
         """Whether learning has terms for a task."""
-        return self._state.terms(task) is not None
+        return self.state.terms(task) is not None
 
     def save(self, task: str) -> None:
         """Keep what is known for commands that look while no agent runs, in the transaction under way."""
-        if (known := self._link(task)) is not None:
-            put_budget(self._state, task, known)
+        if (known := self.link(task)) is not None:
+            put_budget(self.state, task, known)
 
     def _known(self, task: str) -> KnownBudget | None:
-        return self._link(task) or stored_budget(self._state, task)
+        return self.link(task) or stored_budget(self.state, task)
 
 
 def stored_budget(state: StateReader, task: str) -> KnownBudget | None:

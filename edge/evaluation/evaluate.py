@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Protocol
 
@@ -71,14 +71,17 @@ class EvalRoles:
     math: MathJudge | None = None
 
 
+@dataclass(slots=True)
 class Evaluation:
-    """Judges items one by one with whatever adapter the backend uses."""
+    """Judges items one by one with whatever adapter the backend uses.
 
-    def __init__(self, roles: EvalRoles, settings: RolloutSettings, *, cloud_all: bool = False) -> None:
-        """Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`."""
-        self._roles = roles
-        self._settings = settings
-        self._cloud_all = cloud_all
+    Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`.
+    """
+
+    roles: EvalRoles
+    settings: RolloutSettings
+    _: KW_ONLY
+    cloud_all: bool = False
 
     async def judge_all(
         self,
@@ -108,7 +111,7 @@ class Evaluation:
         except ContextOverflow:
             return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
         format_ok = is_well_formed(item, response)
-        asked = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
+        asked = response.finish is FinishReason.EOS and self.roles.policy.wants_cloud(item, response)
         own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
         forced_verdict = await self._forced(item, forced, response, None if asked else own)
         outcome = await self._cloud(self._call(candidate, tag, response.text if asked else ""), asked, calls)
@@ -138,29 +141,29 @@ class Evaluation:
         return await self._verdict(item, composed_text(local, outcome.completion.text))
 
     async def _cloud(self, call: CloudCall, asked: bool, calls: asyncio.Semaphore) -> CloudOutcome | None:
-        cloud = self._roles.cloud
-        if cloud is None or not (asked or self._cloud_all):
+        cloud = self.roles.cloud
+        if cloud is None or not (asked or self.cloud_all):
             return None
         async with calls:
             return await cloud.ask(call)
 
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:
-        settings, item = self._settings, candidate.item
+        settings, item = self.settings, candidate.item
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         messages = prompt_messages(item, settings.prompt_form, settings.price)
-        group = await self._roles.backend.sample_group(messages, sampling, [seed])
+        group = await self.roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 
     async def _verdict(self, item: TaskItem, text: str) -> Verdict:
-        right = await judge(self._roles.verifier, item, text)
-        if item.kind is not AnswerKind.MATH or self._roles.math is None:
+        right = await judge(self.roles.verifier, item, text)
+        if item.kind is not AnswerKind.MATH or self.roles.math is None:
             return Verdict(right)
-        both = await asyncio.to_thread(self._roles.math.verdict, item, text)
+        both = await asyncio.to_thread(self.roles.math.verdict, item, text)
         return Verdict(right, both.exact, both.equivalent)
 
     def _call(self, candidate: Candidate, tag: str, local: str) -> CloudCall:
-        settings, item = self._settings, candidate.item
+        settings, item = self.settings, candidate.item
         return CloudCall(
             call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, candidate.key),
             task=item.task,

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -175,22 +175,22 @@ LEAST_BYTES = 16 * 2**20
 _PROBE = ".room"
 
 
+@dataclass(slots=True)
 class DiskSpace:
     """Whether a folder has room for what a step writes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_failed = False
+    folder: Path
+    _has_failed: bool = field(default=False, init=False)
 
     def shortage(self) -> str:
         """Why no step may begin, or "" where there is space."""
         needed, free = self._needed(), 0
         with suppress(OSError):
-            free = shutil.disk_usage(self._folder).free
+            free = shutil.disk_usage(self.folder).free
         if free < needed:
-            return f"no space on {self._folder}: {free // 2**20} MiB free, a step needs {needed // 2**20} MiB"
+            return f"no space on {self.folder}: {free // 2**20} MiB free, a step needs {needed // 2**20} MiB"
         if self._has_failed and not self._can_write(needed):
-            return f"no space on {self._folder}: it cannot be written"
+            return f"no space on {self.folder}: it cannot be written"
         self._has_failed = False
         return ""
 
@@ -201,7 +201,7 @@ class DiskSpace:
 
     def _needed(self) -> int:
         """Twice the newest checkpoint: the next one is written beside it, and the database needs some, too."""
-        size, newest = 0, max((self._folder / "checkpoints").glob("[!.]*"), default=None)
+        size, newest = 0, max((self.folder / "checkpoints").glob("[!.]*"), default=None)
         for file in newest.rglob("*") if newest is not None else ():
             with suppress(OSError):
                 size += file.stat().st_size if file.is_file() else 0
@@ -209,7 +209,7 @@ class DiskSpace:
 
     def _can_write(self, count: int) -> bool:
         """Take so many bytes of the disk; where the system cannot promise them, write one."""
-        probe = self._folder / _PROBE
+        probe = self.folder / _PROBE
         try:
             with probe.open("wb") as file:
                 if hasattr(os, "posix_fallocate"):
@@ -245,44 +245,38 @@ async def _nothing() -> None:
     return None
 
 
+@dataclass(slots=True)
 class Readiness:
-    """Says when the next step may begin."""
+    """Says when the next step may begin.
 
-    def __init__(
-        self,
-        precedence: ServingPrecedence,
-        conditions: LearningConditions | None,
-        disk_space: DiskSpace,
-        state: StateFolder,
-        sink: EventSink,
-        clock: Clock,
-    ) -> None:
-        """`conditions`: None where learning may always use the machine."""
-        self._precedence = precedence
-        self._conditions = conditions
-        self._disk_space = disk_space
-        self._state = state
-        self._sink = sink
-        self._clock = clock
-        self._changed = asyncio.Event()
-        self._wait: int | None = None
-        self.waiting = ""
-        self.waits = 0
-        """How often it was found that no step may begin."""
+    `conditions`: None where learning may always use the machine.
+    """
+
+    precedence: ServingPrecedence
+    conditions: LearningConditions | None
+    disk_space: DiskSpace
+    state: StateFolder
+    sink: EventSink
+    clock: Clock
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _wait: int | None = field(default=None, init=False)
+    waiting: str = field(default="", init=False)
+    waits: int = field(default=0, init=False)
+    """How often it was found that no step may begin."""
 
     def pause(self, paused: bool) -> None:
         """Pause or resume, durably; takes effect before the next step."""
-        pause_learning(self._state, paused)
+        pause_learning(self.state, paused)
         self._changed.set()
 
     @property
     def held_back(self) -> bool:
         """Somebody is served, or the next step waits."""
-        return self._precedence.busy or bool(self.waiting)
+        return self.precedence.busy or bool(self.waiting)
 
     def reason(self) -> str:
         """Why the next step waits, or would; a pause and its end take effect immediately."""
-        if learning_is_paused(self._state):
+        if learning_is_paused(self.state):
             return BY_YOU
         return "" if self.waiting == BY_YOU else self.waiting
 
@@ -292,41 +286,41 @@ class Readiness:
         `while_waiting` is awaited after each check: what must be seen to although no step is made.
         """
         try:
-            await self._precedence.idle()
+            await self.precedence.idle()
             while reason := self._reason():
                 self.waits += 1
                 self._note(reason)
                 await while_waiting()
                 self._changed.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_CHECK_S if self._conditions is None else self._conditions.check_s):
+                    async with asyncio.timeout(_CHECK_S if self.conditions is None else self.conditions.check_s):
                         await self._changed.wait()
-                await self._precedence.idle()
+                await self.precedence.idle()
         finally:
             self._note("")
 
     def _reason(self) -> str:
-        if learning_is_paused(self._state):
+        if learning_is_paused(self.state):
             return BY_YOU
-        why = self._disk_space.shortage()
-        if not why and self._conditions is not None:
-            why = self._conditions.waiting_for(self._clock.now(), self._precedence.quiet_s)
+        why = self.disk_space.shortage()
+        if not why and self.conditions is not None:
+            why = self.conditions.waiting_for(self.clock.now(), self.precedence.quiet_s)
         return f"waiting: {why}" if why else ""
 
     def _note(self, reason: str) -> None:
         """Keep what is waited for and since when; a wait that a crash cuts ends with its last check. A full disk keeps none."""
-        now, same = self._clock.now(), _kind(reason) == _kind(self.waiting)
+        now, same = self.clock.now(), _kind(reason) == _kind(self.waiting)
         with suppress(sqlite3.Error):
             wait, self._wait = self._wait, self._wait if same else None
             if wait is not None:
-                with self._state.database as database:
+                with self.state.database as database:
                     database.execute("UPDATE waits SET ended_at = ? WHERE id = ?", (now, wait))
             if reason and self._wait is None:
-                with self._state.database as database:
+                with self.state.database as database:
                     query = "INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)"
                     self._wait = database.execute(query, (now, now, _kind(reason))).lastrowid
         if not same:
-            self._sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
+            self.sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
         self.waiting = reason
 
 

@@ -7,6 +7,7 @@ import importlib.util
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -227,20 +228,22 @@ SHOWN_STEPS = 2000
 Draw = Callable[[Path, Sequence[StepFinished], Sequence[HeldOutScored]], list[Path]]
 
 
+@dataclass(slots=True)
 class LiveFigures:
-    """An event sink that keeps the figures in a folder up to date while it is open."""
+    """An event sink that keeps the figures in a folder up to date while it is open.
 
-    def __init__(self, folder: Path, say: Callable[[str], None], draw: Draw = write_figures) -> None:
-        """Opened once. `say` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread."""
-        self._folder = folder
-        self._say = say
-        self._draw = draw
-        self._steps: deque[StepFinished] = deque(maxlen=SHOWN_STEPS)
-        self._held_out: list[HeldOutScored] = []
-        self._undrawn = 0
-        self._told = False
-        self._due = asyncio.Event()
-        self._closing = False
+    Opened once. `say` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread.
+    """
+
+    folder: Path
+    say: Callable[[str], None]
+    draw: Draw = write_figures
+    _steps: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS), init=False)
+    _held_out: list[HeldOutScored] = field(default_factory=list, init=False)
+    _undrawn: int = field(default=0, init=False)
+    _told: bool = field(default=False, init=False)
+    _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _closing: bool = field(default=False, init=False)
 
     def emit(self, event: Event) -> None:
         """Take one event; draws nothing itself."""
@@ -259,7 +262,7 @@ class LiveFigures:
     ) -> AsyncIterator[None]:
         """Go on from what the run did before, draw while it goes on and, `at_the_end`, once more if there is anything new."""
         if missing := what_is_missing():
-            self._say(missing)
+            self.say(missing)
             yield
             return
         self._steps.extendleft(reversed(steps[-SHOWN_STEPS:]))
@@ -288,13 +291,13 @@ class LiveFigures:
         try:
             await asyncio.to_thread(self._draw_all, tuple(self._steps), tuple(self._held_out))
         except Exception as error:  # a full disk or a broken plotting library is no reason to stop learning
-            self._say(f"figures are no longer drawn: {type(error).__name__}: {error}")
+            self.say(f"figures are no longer drawn: {type(error).__name__}: {error}")
             return False
         if not self._told:
-            self._say(f"figures in {self._folder}, drawn again every {STEPS_BETWEEN} steps")
+            self.say(f"figures in {self.folder}, drawn again every {STEPS_BETWEEN} steps")
             self._told = True
         return True
 
     def _draw_all(self, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._draw(self._folder, steps, held_out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.draw(self.folder, steps, held_out)

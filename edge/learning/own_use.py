@@ -170,20 +170,22 @@ class _File:
     more: str = ""
 
 
+@dataclass(slots=True)
 class WatchedFolder:
-    """The `*.jsonl` files of one folder."""
+    """The `*.jsonl` files of one folder.
 
-    def __init__(self, folder: Path, notice: Callable[[str], None]) -> None:
-        """`notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read."""
-        self.folder = folder
-        self.items: tuple[OwnItem, ...] = ()
-        """Of every good file at the last check, files in the order of their names; a question that stands in several counts once."""
-        self._notice = notice
-        self._checking = asyncio.Lock()
-        self._notices: list[str] = []
-        self._files: dict[Path, _File] = {}
-        self._half: dict[Path, tuple[int, int]] = {}
-        self._folder_problem = ""
+    `notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read.
+    """
+
+    folder: Path
+    notice: Callable[[str], None]
+    items: tuple[OwnItem, ...] = field(default=(), init=False)
+    """Of every good file at the last check, files in the order of their names; a question that stands in several counts once."""
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _notices: list[str] = field(default_factory=list, init=False)
+    _files: dict[Path, _File] = field(default_factory=dict, init=False)
+    _half: dict[Path, tuple[int, int]] = field(default_factory=dict, init=False)
+    _folder_problem: str = field(default="", init=False)
 
     async def check(self) -> None:
         """Read what has changed. `items` is another object only when something has."""
@@ -193,7 +195,7 @@ class WatchedFolder:
                 self.items = items
             notices, self._notices = self._notices, []
         for text in notices:
-            self._notice(text)
+            self.notice(text)
 
     def _read_changed(self) -> tuple[OwnItem, ...] | None:
         """None where every file holds what it held."""

@@ -79,38 +79,32 @@ class Judgement:
         return together(self.anchors).after if self.anchors else None
 
 
+@dataclass(slots=True)
 class PromotionGate:
-    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same."""
+    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
-    def __init__(
-        self,
-        rules: GateRules,
-        anchors_of: Callable[[str, int], tuple[TaskItem, ...]],
-        exam: Exam,
-        state: StateFolder,
-        checkpoints: Checkpoints,
-        own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None,
-    ) -> None:
-        """`anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone."""
-        self.rules = rules
-        self._anchors_of = anchors_of
-        self._exam = exam
-        self._state = state
-        self._checkpoints = checkpoints
-        self._own_anchors = own_anchors
+    `anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone.
+    """
+
+    rules: GateRules
+    anchors_of: Callable[[str, int], tuple[TaskItem, ...]]
+    exam: Exam
+    state: StateFolder
+    checkpoints: Checkpoints
+    own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
         """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
         before = step - 1
-        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
+        while before > 0 and (made := self.state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
             before -= 1
         return ends_phase or step // self.rules.every > before // self.rules.every
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
-        line = self._state.lineage()
-        sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
-        memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
+        line = self.state.lineage()
+        sources = [step.source for step in self.state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
+        memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
         memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
         rate = self._rate(event, base, memory)
         before = memory.right
@@ -118,7 +112,7 @@ class PromotionGate:
         candidates = candidates_by_source(memory.anchors)
         exams = results(line.serving, candidates, {key: right for key, right in memory.right.items() if key not in before})
         try:
-            right = await self._exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
+            right = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
         scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
@@ -132,9 +126,9 @@ class PromotionGate:
         """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
         anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
         for source in dict.fromkeys((*anchors, *sources)):
-            if (fresh := self._own_anchors(source, limit)) is not None:
+            if (fresh := self.own_anchors(source, limit)) is not None:
                 anchors[source] = fresh
-            elif source not in anchors and (some := self._anchors_of(source, limit)):
+            elif source not in anchors and (some := self.anchors_of(source, limit)):
                 anchors[source] = some
         newest = dict(list(anchors.items())[-_MOST_SOURCES:])
         wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
@@ -146,11 +140,11 @@ class PromotionGate:
         missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
             return memory, True
-        in_use = self._checkpoints.at(line.serving)
+        in_use = self.checkpoints.at(line.serving)
         if line.serving and in_use is None:
             return memory, False
         try:
-            right = await self._exam(in_use.adapter if in_use else None, missing)
+            right = await self.exam(in_use.adapter if in_use else None, missing)
         except AdapterError:
             return memory, False
         return replace(memory, right={**memory.right, **right}), True
@@ -169,12 +163,12 @@ class PromotionGate:
 
     def _before(self, base: int) -> Iterator[StepFinished]:
         """The steps that led to a version, newest first, as far back as the rate may look."""
-        steps = (self._state.step_at(step) for step in islice(self._state.ancestors(base), _LOOKED_BACK * self.rules.rate_window))
+        steps = (self.state.step_at(step) for step in islice(self.state.ancestors(base), _LOOKED_BACK * self.rules.rate_window))
         return (step for step in steps if step is not None)
 
     def _first_rate(self, event: StepFinished) -> float:
         """The rate of the first step of this phase and source; the event's own where it is the first."""
-        first = self._state.first_step(event.phase, event.source)
+        first = self.state.first_step(event.phase, event.source)
         return event.control.assist_rate if first is None else first.control.assist_rate
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from edge.core.errors import AdapterError
@@ -45,45 +45,39 @@ class Verdicts:
     total: int
 
 
+@dataclass(slots=True)
 class RollbackMonitor:
-    """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back."""
+    """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back.
 
-    def __init__(
-        self,
-        state: StateFolder,
-        checkpoints: Checkpoints,
-        exam: Exam,
-        now: Callable[[], float],
-        *,
-        every: int | None,
-        sound: Callable[[int], Awaitable[bool]],
-    ) -> None:
-        """`every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used."""
-        self._state = state
-        self._checkpoints = checkpoints
-        self._exam = exam
-        self._now = now
-        self._every = every
-        self._sound = sound
+    `every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used.
+    """
+
+    state: StateFolder
+    checkpoints: Checkpoints
+    exam: Exam
+    now: Callable[[], float]
+    _: KW_ONLY
+    every: int | None
+    sound: Callable[[int], Awaitable[bool]]
 
     def exam_is_due(self) -> bool:
         """Whether enough steps were made since the last exam."""
-        checked = int(self._state.meta(_CHECKED) or 0)
-        return self._every is not None and self._state.position().steps_done - checked >= self._every
+        checked = int(self.state.meta(_CHECKED) or 0)
+        return self.every is not None and self.state.position().steps_done - checked >= self.every
 
     async def worse_than_before(self) -> Rollback | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
-        found, serving = await self.disliked(), self._state.lineage().serving
+        found, serving = await self.disliked(), self.state.lineage().serving
         return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
 
     async def disliked(self) -> Rollback | None:
         """The same by people's verdicts alone, which needs no engine and no step."""
-        serving = self._state.lineage().serving
+        serving = self.state.lineage().serving
         return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
     def left(self) -> set[int]:
         """Versions that were taken back by themselves."""
-        rows = self._state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
+        rows = self.state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
         return {int(row[0]) for row in rows}
 
     def _may_be_left(self, serving: int) -> bool:
@@ -94,16 +88,16 @@ class RollbackMonitor:
         if before is None or before in self.left():
             return None
         now, then = self._verdicts(serving), self._verdicts(before)
-        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
+        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self.sound(before):
             return None
         evidence = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
         return Rollback(serving, before, "feedback", evidence)
 
     async def _by_anchors(self, serving: int) -> Rollback | None:
-        self._state.set_meta(_CHECKED, str(self._state.position().steps_done))
-        candidates = candidates_by_source(Memory.from_json(self._state.meta(GATE_MEMORY)).anchors)
+        self.state.set_meta(_CHECKED, str(self.state.position().steps_done))
+        candidates = candidates_by_source(Memory.from_json(self.state.meta(GATE_MEMORY)).anchors)
         every = [one for own in candidates.values() for one in own]
-        rivals = [version for version in self._rivals(serving) if await self._sound(version)]
+        rivals = [version for version in self._rivals(serving) if await self.sound(version)]
         if not every or not rivals:
             return None
         now = await self._examined(serving, candidates, every)
@@ -113,13 +107,13 @@ class RollbackMonitor:
         in_order = sorted(rivals, key=lambda version: (sum(right[version].values()), version), reverse=True)
         worse = [found for version in in_order if (found := _worse(serving, version, candidates, now, right[version]))]
         best = in_order[0] if worse or sum(right[in_order[0]].values()) > sum(now.values()) else serving
-        self._state.set_meta(BEST_VERSION, str(best))
+        self.state.set_meta(BEST_VERSION, str(best))
         return worse[0] if worse else None
 
     def _rivals(self, serving: int) -> list[int]:
-        line, left = self._state.lineage(), self.left()
-        kept = [version for version in (0, self._state.best_version(), *line.kept) if version != serving and version not in left]
-        return [version for version in dict.fromkeys(kept) if version == 0 or self._checkpoints.at(version) is not None]
+        line, left = self.state.lineage(), self.left()
+        kept = [version for version in (0, self.state.best_version(), *line.kept) if version != serving and version not in left]
+        return [version for version in dict.fromkeys(kept) if version == 0 or self.checkpoints.at(version) is not None]
 
     async def _known(
         self, version: int, candidates: Mapping[str, list[Candidate]], every: Sequence[Candidate]
@@ -135,23 +129,23 @@ class RollbackMonitor:
         self, version: int, candidates: Mapping[str, list[Candidate]], items: Sequence[Candidate]
     ) -> dict[str, bool] | None:
         """A new exam, kept; None where the adapter cannot be loaded."""
-        checkpoint = self._checkpoints.at(version) if version else None
+        checkpoint = self.checkpoints.at(version) if version else None
         try:
-            right = dict(await self._exam(checkpoint.adapter if checkpoint else None, items))
+            right = dict(await self.exam(checkpoint.adapter if checkpoint else None, items))
         except AdapterError:
             return None
-        self._state.put_exams(results(version, candidates, right), self._now())
+        self.state.put_exams(results(version, candidates, right), self.now())
         return right
 
     def _verdict_of(self, version: int) -> dict[str, bool]:
         known: dict[str, bool] = {}
         query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
-        for (text,) in self._state.database.execute(query, (version,)):
+        for (text,) in self.state.database.execute(query, (version,)):
             known |= json.loads(text)
         return known
 
     def _chosen_by_hand(self, serving: int) -> bool:
-        row = self._state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
+        row = self.state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
         return row is not None and row[1] == "person" and int(row[0]) == serving
 
     def _served_before(self, serving: int) -> int | None:
@@ -160,7 +154,7 @@ class RollbackMonitor:
             "SELECT json_extract(event, '$.serving_version') FROM steps WHERE step < ?"
             " AND json_extract(event, '$.serving_version') NOT IN (-1, ?) ORDER BY step DESC LIMIT 1"
         )
-        row = self._state.database.execute(query, (serving, serving)).fetchone()
+        row = self.state.database.execute(query, (serving, serving)).fetchone()
         return None if row is None else int(row[0])
 
     def _verdicts(self, version: int) -> Verdicts:
@@ -173,7 +167,7 @@ class RollbackMonitor:
             " GROUP BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')),"
             " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
         )
-        total, bad = self._state.database.execute(query, (version,)).fetchone()
+        total, bad = self.state.database.execute(query, (version,)).fetchone()
         return Verdicts(int(bad), int(total))
 
 

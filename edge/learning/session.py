@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from edge.cloud.group_calls import GroupCalls
@@ -25,36 +25,30 @@ from edge.state.events import Notice
 from edge.training.learner import Learner
 
 
+@dataclass(slots=True)
 class TrainingSession:
-    """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet)."""
+    """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet).
 
-    def __init__(
-        self,
-        components: AgentComponents,
-        settings: AgentSettings,
-        adapter: ServingAdapter,
-        reporter: StepReporter,
-        cloud: GroupCalls,
-        closing: AsyncExitStack,
-    ) -> None:
-        """`cloud`: how learning asks it. With a gate learning has a second engine beside the one that serves; `closing` closes it."""
-        self.version = -1
-        self.cloud = cloud
-        self._components = components
-        self._settings = settings
-        self._adapter = adapter
-        self._reporter = reporter
-        self._closing = closing
-        self._engine: InferenceBackend | None = None
-        self._learner: Learner | None = None
+    `cloud`: how learning asks it. With a gate learning has a second engine beside the one that serves; `closing` closes it.
+    """
+
+    components: AgentComponents
+    settings: AgentSettings
+    adapter: ServingAdapter
+    reporter: StepReporter
+    cloud: GroupCalls
+    closing: AsyncExitStack
+    version: int = field(default=-1, init=False)
+    _engine: InferenceBackend | None = field(default=None, init=False)
+    _learner: Learner | None = field(default=None, init=False)
 
     async def engine(self) -> InferenceBackend:
         """The engine for learning: the one that serves, or a second one, opened when it is first needed."""
         if self._engine is None:
-            self._engine, open_rollouts = self._adapter.backend, self._components.open_rollouts
-            if self._settings.gate is not None and open_rollouts is not None:
-                self._engine = await open_rollouts(self._adapter.backend)
-                self._closing.push_async_callback(self._engine.aclose)
+            self._engine, open_rollouts = self.adapter.backend, self.components.open_rollouts
+            if self.settings.gate is not None and open_rollouts is not None:
+                self._engine = await open_rollouts(self.adapter.backend)
+                self.closing.push_async_callback(self._engine.aclose)
         return self._engine
 
     def learner(self) -> Learner:
@@ -65,11 +59,11 @@ class TrainingSession:
 
     async def prepare(self) -> None:
         """Bring learner and engine to the latest version. Raises StateError when no checkpoint of the lineage is intact."""
-        state, engine = self._components.state, await self.engine()
+        state, engine = self.components.state, await self.engine()
         latest = state.lineage().latest
         if self._learner is None or latest == 0:
             self._learner = None  # a fresh one is the bare model; the old one's memory is free before
-            self._learner = await self._components.open_learner()
+            self._learner = await self.components.open_learner()
         if latest == 0:
             await engine.swap_adapter(None)
         else:
@@ -78,17 +72,17 @@ class TrainingSession:
 
     async def follow_lineage(self) -> None:
         """Where training went back to another version, load that one."""
-        if self.version != self._components.state.lineage().latest:
+        if self.version != self.components.state.lineage().latest:
             await self.prepare()
 
     async def load_latest(self) -> None:
         """What an exam has left in the engine makes room for the adapter that is trained."""
-        latest = self._adapter.checkpoints.at(self._components.state.lineage().latest)
+        latest = self.adapter.checkpoints.at(self.components.state.lineage().latest)
         await (await self.engine()).swap_adapter(latest.adapter if latest else None)
 
     async def step(self) -> LearningStep:
         """What makes steps, and finishes one that was cut."""
-        components, settings, adapter, engine = self._components, self._settings, self._adapter, await self.engine()
+        components, settings, adapter, engine = self.components, self.settings, self.adapter, await self.engine()
         gate = None
         if settings.gate is not None:
             own = {} if components.own_use is None else {"own_anchors": components.own_use.anchors}
@@ -101,7 +95,7 @@ class TrainingSession:
             method=settings.method,
             learner=self.learner,
             group_size=settings.rollout.group_size,
-            reporter=self._reporter,
+            reporter=self.reporter,
             checkpoints=adapter.checkpoints,
             state=components.state,
             sink=components.sink,
@@ -114,15 +108,15 @@ class TrainingSession:
 
     async def monitor(self) -> RollbackMonitor | None:
         """What takes a worse version back; without a gate every step's adapter is active."""
-        if self._settings.gate is None:
+        if self.settings.gate is None:
             return None
-        state, adapter, now = self._components.state, self._adapter, self._components.clock.now
-        exam, every = self._exam(await self.engine()), self._settings.recheck_every
+        state, adapter, now = self.components.state, self.adapter, self.components.clock.now
+        exam, every = self._exam(await self.engine()), self.settings.recheck_every
         return RollbackMonitor(state, adapter.checkpoints, exam, now, every=every, sound=adapter.is_sound)
 
     async def scores(self, candidates: Sequence[Candidate], on_item: Callable[[], None]) -> Scores:
         """What the adapter that is trained makes of at least one candidate at temperature 0, without the cloud."""
-        evaluation = self._evaluation(self._engine or self._adapter.backend)
+        evaluation = self._evaluation(self._engine or self.adapter.backend)
         return score(await evaluation.judge_all(candidates, "held-out", on_judged=lambda candidate, judged: on_item()))
 
     async def _load_newest(self, learner: Learner, engine: InferenceBackend) -> None:
@@ -130,14 +124,14 @@ class TrainingSession:
 
         Step numbers, λ and the data cursor stay where they are; only what the lost steps had learned is learned again.
         """
-        state, lineage = self._components.state, self._components.state.lineage()
+        state, lineage = self.components.state, self.components.state.lineage()
         damage = StateError(
             f"{state.folder / 'checkpoints'}: no checkpoint is intact, so learning cannot go on from here",
             hint="restore the folder from a backup, or learn in another one with --state",
         )
         # where one version is active and trained, that which the engine could load
-        start = self._adapter.backend.adapter_version if lineage.latest == lineage.serving else lineage.latest
-        for number, checkpoint in enumerate(self._adapter.checkpoints.among(state.ancestors(start))):
+        start = self.adapter.backend.adapter_version if lineage.latest == lineage.serving else lineage.latest
+        for number, checkpoint in enumerate(self.adapter.checkpoints.among(state.ancestors(start))):
             try:
                 await learner.load(checkpoint.learner_folder)
                 await engine.swap_adapter(checkpoint.adapter)
@@ -146,7 +140,7 @@ class TrainingSession:
                 continue
             if number:
                 text = f"{damage}; learning goes on from the checkpoint of step {checkpoint.step}"
-                self._components.sink.emit(Notice(text, self._components.clock.now()))
+                self.components.sink.emit(Notice(text, self.components.clock.now()))
             if checkpoint.step != lineage.latest:
                 serving = checkpoint.step if lineage.serving == lineage.latest else lineage.serving
                 state.set_lineage(replace(lineage, latest=checkpoint.step, serving=serving))
@@ -165,5 +159,5 @@ class TrainingSession:
 
     def _evaluation(self, engine: InferenceBackend) -> Evaluation:
         """At temperature 0, without the cloud."""
-        roles = EvalRoles(engine, self._components.verifier, self._components.policy, cloud=None)
-        return Evaluation(roles, replace(self._settings.rollout, temperature=0.0))
+        roles = EvalRoles(engine, self.components.verifier, self.components.policy, cloud=None)
+        return Evaluation(roles, replace(self.settings.rollout, temperature=0.0))
