@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from edge.cloud.group_calls import GroupCalls
     from edge.core.clock import Clock
     from edge.evaluation.cloud import CloudAnswers
-    from edge.evaluation.evaluate import Candidate
-    from edge.evaluation.examples import Example
+    from edge.evaluation.evaluate import Candidate, Example
     from edge.evaluation.hint_trial import HintReport
     from edge.evaluation.judging import RolloutSettings
     from edge.evaluation.plan import EvalOutcome, EvalPlan
@@ -89,8 +88,7 @@ async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan)
     from edge.core.clock import SystemClock
     from edge.core.limits import LARGEST_SEED
     from edge.core.rng import derive_seed
-    from edge.evaluation.evaluate import EvalRoles
-    from edge.evaluation.examples import examples_of
+    from edge.evaluation.evaluate import EvalRoles, examples_of
     from edge.routing.policy import SelfOffload
     from edge.state.events import EvalProgress
     from edge.tasks.registry import open_source

@@ -73,25 +73,20 @@ class Journal:
             raise StateError(f"{self.path}:{content.count(chr(10)) + 1}: not a line of an evaluation's journal", hint=self._hint)
         lines = content.split("\n")[:-1]
         for number, line in enumerate(lines, 1):
-            self._take(number, line, wanted)
+            try:
+                entry = json.loads(line)
+                if number == 1:
+                    found, self.tag = entry["evaluation"], str(entry["tag"])
+                    for name in sorted({*found, *wanted}):
+                        was, now = found.get(name), wanted.get(name)
+                        if was != now:
+                            text = f"{self.path} keeps another evaluation: {name} was {was!r} and is {now!r}"
+                            raise StateError(text, hint=self._hint)
+                else:
+                    self.known[str(entry["item"])] = Judged.from_json(entry["judged"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StateError(f"{self.path}:{number}: not a line of an evaluation's journal", hint=self._hint) from error
         return bool(lines)
-
-    def _take(self, number: int, line: str, wanted: Mapping[str, Any]) -> None:
-        try:
-            entry = json.loads(line)
-            if number == 1:
-                self._check(entry["evaluation"], wanted)
-                self.tag = str(entry["tag"])
-            else:
-                self.known[str(entry["item"])] = Judged.from_json(entry["judged"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{self.path}:{number}: not a line of an evaluation's journal", hint=self._hint) from error
-
-    def _check(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        for name in sorted({*found, *wanted}):
-            if found.get(name) != wanted.get(name):
-                was, now = found.get(name), wanted.get(name)
-                raise StateError(f"{self.path} keeps another evaluation: {name} was {was!r} and is {now!r}", hint=self._hint)
 
     @property
     def _hint(self) -> str:

@@ -160,9 +160,13 @@ def share(judged: Sequence[JudgedItem], is_true: Callable[[Judged], bool]) -> Sh
 
 def _share_of_some(judged: Sequence[JudgedItem], is_true: Callable[[Judged], bool]) -> Share:
     value = min(1.0, weighted_mean(judged, is_true))
+    return Share(value, wilson_interval_of_share(value, effective_items(judged)))
+
+
+def effective_items(judged: Sequence[JudgedItem]) -> float:
+    """Kish's effective number of items; their number where all weigh the same."""
     weights = [one.weight for one in judged]
-    trials = len(weights) if len(set(weights)) == 1 else effective_trials(weights)
-    return Share(value, wilson_interval_of_share(value, trials))
+    return len(weights) if len(set(weights)) == 1 else effective_trials(weights)
 
 
 def knows_joint(judged: Sequence[JudgedItem]) -> bool:
