@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
@@ -134,6 +134,13 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
+
+    def of(task: str) -> TaskBudget:
+        known, terms = reported.get(task) or stored_budget(state, task), state.terms(task)
+        snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
+        quota = quota_of(task, known, snapshot, now, terms.dual if terms else None)
+        return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
+
     return Overview(
         origin="coordinator" if reported else "stored",
         serving_task=settings.serving_task,
@@ -142,18 +149,8 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
         switched_off=off,
         outbox=len(state.unreported()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
-        tasks=tuple(
-            replace(
-                _stored(state, task, dials.get(task) or HelpDial(default, task), now, reported), used=used.get(task, _NOTHING)
-            )
-            for task in tasks
-        ),
+        tasks=tuple(of(task) for task in tasks),
     )
-
-
-def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, reported: Mapping[str, KnownBudget]) -> TaskBudget:
-    known, terms, snapshot = reported.get(task) or stored_budget(state, task), state.terms(task), dial.snapshot()
-    return TaskBudget(quota_of(task, known, snapshot, now, terms.dual if terms else None), snapshot)
 
 
 def nothing_stored(settings: StoredSettings) -> Overview:

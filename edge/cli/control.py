@@ -197,9 +197,9 @@ class FolderAgent:
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        from edge.learning.activity import read_daybook
+        from edge.learning.activity import read_activity
 
-        return read_daybook(self._folder, since, self._clock.now())
+        return read_activity(self._folder, since, self._clock.now())
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
