@@ -1,4 +1,4 @@
-"""Judging a step's adapter before it may serve.
+"""Judging a step's adapter before it is promoted.
 
 Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
 them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
@@ -8,7 +8,7 @@ examined on an anchor once; its results are remembered until another one serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -34,7 +34,7 @@ Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the gate keeps between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
+    """What the gate remembers between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
 
     version: int = 0
     anchors: Mapping[str, tuple[TaskItem, ...]] = field(default_factory=dict)
@@ -53,13 +53,16 @@ class Memory:
     def from_json(cls, text: str | None) -> Memory:
         """From what `to_json` made; empty without it."""
         fields: dict[str, Any] = json.loads(text) if text else {}
-        anchors = {source: tuple(map(_item, items)) for source, items in fields.pop("anchors", {}).items()}
+        anchors: dict[str, tuple[TaskItem, ...]] = {}
+        for source, items in fields.pop("anchors", {}).items():
+            known = ({**item, "kind": AnswerKind(item["kind"]), "options": tuple(item["options"])} for item in items)
+            anchors[source] = tuple(TaskItem(**item) for item in known)
         return cls(**fields, anchors=anchors)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of it. `reason` is "" when the adapter may serve."""
+    """What came of it. `reason` is "" when the adapter is promoted."""
 
     outcome: Literal["promoted", "refused"]
     reason: str
@@ -115,12 +118,17 @@ class PromotionGate:
             right = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
-        scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
+        scores = []
+        for source, own in candidates.items() if known else ():
+            pairs = [(memory.right[one.key], right[one.key]) for one in own]
+            lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
+            if pairs:
+                scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained))
         reason = refusal_of(scores, rate, self.rules)
         exams = (*exams, *results(checkpoint.step, candidates, right))
         if not reason:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
-        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json(), exams)
+        return Judgement("refused" if reason else "promoted", reason, tuple(scores), rate, memory.to_json(), exams)
 
     def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
         """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
@@ -154,22 +162,14 @@ class PromotionGate:
 
         Where the task is new to the adapter in use, before is the rate of the phase's first step.
         """
-        same = (step for step in self._before(base) if (step.phase, step.source) == (event.phase, event.source))
+        ancestors = islice(self.state.ancestors(base), _LOOKED_BACK * self.rules.rate_window)
+        led_here = (step for step in map(self.state.step_at, ancestors) if step is not None)
+        same = (step for step in led_here if (step.phase, step.source) == (event.phase, event.source))
         rates = [step.control.assist_rate for step in islice(same, self.rules.rate_window - 1)]
         before = memory.rates.get(event.task)
         if before is None:
-            before = self._first_rate(event)
+            before = (self.state.first_step(event.phase, event.source) or event).control.assist_rate
         return RateScore(event.control.target_rate, mean([event.control.assist_rate, *rates]), before)
-
-    def _before(self, base: int) -> Iterator[StepFinished]:
-        """The steps that led to a version, newest first, as far back as the rate may look."""
-        steps = (self.state.step_at(step) for step in islice(self.state.ancestors(base), _LOOKED_BACK * self.rules.rate_window))
-        return (step for step in steps if step is not None)
-
-    def _first_rate(self, event: StepFinished) -> float:
-        """The rate of the first step of this phase and source; the event's own where it is the first."""
-        first = self.state.first_step(event.phase, event.source)
-        return event.control.assist_rate if first is None else first.control.assist_rate
 
 
 def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
@@ -185,14 +185,3 @@ def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: 
         for source, verdicts in by_source.items()
         if verdicts
     )
-
-
-def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
-    then, now = [before[one.key] for one in own], [after[one.key] for one in own]
-    lost = sum(was and not now_right for was, now_right in zip(then, now, strict=True))
-    gained = sum(now_right and not was for was, now_right in zip(then, now, strict=True))
-    return AnchorScore(source, len(own), sum(then), lost, gained)
-
-
-def _item(fields: Mapping[str, Any]) -> TaskItem:
-    return TaskItem(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"])})

@@ -37,14 +37,6 @@ class Rollback:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """How many questions that one version answered itself were judged by people, and how many of these badly."""
-
-    bad: int
-    total: int
-
-
 @dataclass(slots=True)
 class RollbackMonitor:
     """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back.
@@ -81,23 +73,30 @@ class RollbackMonitor:
         return {int(row[0]) for row in rows}
 
     def _may_be_left(self, serving: int) -> bool:
-        return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
+        row = self.state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
+        chosen_by_hand = row is not None and row[1] == "person" and int(row[0]) == serving
+        return serving != 0 and serving not in self.left() and not chosen_by_hand
 
     async def _by_verdicts(self, serving: int) -> Rollback | None:
         before = self._served_before(serving)
         if before is None or before in self.left():
             return None
-        now, then = self._verdicts(serving), self._verdicts(before)
-        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self.sound(before):
+        (bad, total), (bad_before, total_before) = self._verdicts(serving), self._verdicts(before)
+        if not liked_less(bad, total, bad_before, total_before) or not await self.sound(before):
             return None
-        evidence = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
+        evidence = f"{bad} of {total} verdicts are bad, {bad_before} of {total_before} with the one before"
         return Rollback(serving, before, "feedback", evidence)
 
     async def _by_anchors(self, serving: int) -> Rollback | None:
         self.state.set_meta(_CHECKED, str(self.state.position().steps_done))
         candidates = candidates_by_source(Memory.from_json(self.state.meta(GATE_MEMORY)).anchors)
         every = [one for own in candidates.values() for one in own]
-        rivals = [version for version in self._rivals(serving) if await self.sound(version)]
+        line, left = self.state.lineage(), self.left()
+        rivals = []
+        for version in dict.fromkeys((0, self.state.best_version(), *line.kept)):
+            on_disk = version == 0 or self.checkpoints.at(version) is not None
+            if version != serving and version not in left and on_disk and await self.sound(version):
+                rivals.append(version)
         if not every or not rivals:
             return None
         now = await self._examined(serving, candidates, every)
@@ -110,16 +109,14 @@ class RollbackMonitor:
         self.state.set_meta(BEST_VERSION, str(best))
         return worse[0] if worse else None
 
-    def _rivals(self, serving: int) -> list[int]:
-        line, left = self.state.lineage(), self.left()
-        kept = [version for version in (0, self.state.best_version(), *line.kept) if version != serving and version not in left]
-        return [version for version in dict.fromkeys(kept) if version == 0 or self.checkpoints.at(version) is not None]
-
     async def _known(
         self, version: int, candidates: Mapping[str, list[Candidate]], every: Sequence[Candidate]
     ) -> dict[str, bool]:
         """What a version made of the items, from earlier exams as far as they go."""
-        known = self._verdict_of(version)
+        known: dict[str, bool] = {}
+        query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
+        for (text,) in self.state.database.execute(query, (version,)):
+            known |= json.loads(text)
         missing = [one for one in every if one.key not in known]
         if missing:
             known |= await self._examined(version, candidates, missing) or {}
@@ -137,17 +134,6 @@ class RollbackMonitor:
         self.state.put_exams(results(version, candidates, right), self.now())
         return right
 
-    def _verdict_of(self, version: int) -> dict[str, bool]:
-        known: dict[str, bool] = {}
-        query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
-        for (text,) in self.state.database.execute(query, (version,)):
-            known |= json.loads(text)
-        return known
-
-    def _chosen_by_hand(self, serving: int) -> bool:
-        row = self.state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
-        return row is not None and row[1] == "person" and int(row[0]) == serving
-
     def _served_before(self, serving: int) -> int | None:
         """The version that served before the one that serves was promoted."""
         query = (
@@ -157,9 +143,11 @@ class RollbackMonitor:
         row = self.state.database.execute(query, (serving, serving)).fetchone()
         return None if row is None else int(row[0])
 
-    def _verdicts(self, version: int) -> Verdicts:
-        """Of this version's own answers: what the cloud said is not its doing. A question that was asked again and again is one piece of
-        evidence, with its last verdict; a question among others is one of its own."""
+    def _verdicts(self, version: int) -> tuple[int, int]:
+        """Bad verdicts and all, of this version's own answers: what the cloud answered is not its doing.
+
+        A question that was asked again and again is one piece of evidence, with its last verdict; one among others is one of its own.
+        """
         query = (
             "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"
             " JOIN requests r ON r.id = f.request_id"
@@ -168,7 +156,7 @@ class RollbackMonitor:
             " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
         )
         total, bad = self.state.database.execute(query, (version,)).fetchone()
-        return Verdicts(int(bad), int(total))
+        return int(bad), int(total)
 
 
 def _worse(
