@@ -35,7 +35,6 @@ from edge.evaluation.judging import (
     is_well_formed,
     judge,
 )
-from edge.evaluation.scores import EvalReport, Measured, Scores, build_report, with_seconds
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall
@@ -43,9 +42,16 @@ from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
 __all__ = [
-    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "bill_of", "build_report",
-    "candidates_of", "counted_once", "with_seconds",
-]  # fmt: skip
+    "Candidate",
+    "EvalRoles",
+    "Evaluation",
+    "Example",
+    "JudgedItem",
+    "bill_of",
+    "candidates_of",
+    "counted_once",
+    "examples_of",
+]
 
 _ITEMS_AT_ONCE = 256
 _CALLS_AT_ONCE = 16

@@ -24,7 +24,7 @@ Shares lie in [0, 1] and are null where nothing was counted. Money is micro-USD;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.core.types import AnswerKind
@@ -296,8 +296,3 @@ def _family(name: str, judged: Sequence[JudgedItem]) -> FamilyScores:
         score(judged),
         tuple(LevelScores(level, score([one for one in judged if one.item.level == level])) for level in levels),
     )
-
-
-def with_seconds(report: EvalReport, seconds: float) -> EvalReport:
-    """The report with how long it took."""
-    return replace(report, seconds=seconds)

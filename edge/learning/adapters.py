@@ -187,16 +187,9 @@ class ServingAdapter:
         return line
 
     async def serve_newest(self) -> None:
-        """Serve the version that shall serve or else the newest undamaged one it was trained from, or the bare model; say so then."""
+        """Activate the lineage's active version; or else, with a notice, the newest undamaged one it came from, or the bare model."""
         serving = self.state.lineage().serving
-        chosen, problem = await self._first_usable(serving)
-        if (chosen.step if chosen else 0) != serving:
-            used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
-            self._notice(f"{problem}; going on with {used}")
-
-    async def _first_usable(self, serving: int) -> tuple[Checkpoint | None, str]:
-        """The checkpoint that is loaded now, and what was wrong with the one that should serve."""
-        problem = f"the checkpoint of step {serving} is missing"
+        used, problem = "the bare model", f"the checkpoint of step {serving} is missing"
         for checkpoint in self.checkpoints.among(self.state.ancestors(serving)):
             try:
                 checkpoint.manifest()
@@ -204,8 +197,12 @@ class ServingAdapter:
             except (AdapterError, StateError) as error:
                 problem = str(error) if checkpoint.step == serving else problem
                 continue
-            return checkpoint, problem
-        return None, problem
+            if checkpoint.step == serving:
+                return
+            used = f"the adapter of step {checkpoint.step}"
+            break
+        if serving:
+            self._notice(f"{problem}; going on with {used}")
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text, self.clock.now()))
