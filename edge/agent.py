@@ -131,7 +131,7 @@ _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
 
-    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` say what the cloud may be
+    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be
     asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud and their `precedence`.
     """
 

@@ -32,7 +32,7 @@ _LOOKED_AT = 64
 
 
 def check_inputs(config: AgentConfig) -> None:
-    """Look at task sources, model file and, for programs, the sandbox; loads and creates nothing.
+    """Check task sources, model file and, for programs, the sandbox; loads and creates nothing.
 
     Raises UsageError, TaskFileError, ModelFileError.
     """
@@ -45,7 +45,7 @@ def check_inputs(config: AgentConfig) -> None:
 
 
 def check_serving(config: AgentConfig) -> None:
-    """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    """Check what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
     choose_engine(config, model_file(config.model.path))
     policy_name(config)
     if config.coordinator.address is not None:
@@ -55,7 +55,7 @@ def check_serving(config: AgentConfig) -> None:
 
 
 def _asks_for_programs(source: TaskSource) -> bool:
-    """Whether programs are among a source's items; a data set says so, of others the first items are looked at."""
+    """Whether programs are among a source's items; a data set states it, of others the first items are checked."""
     from edge.tasks.datasets.source import DataSetSource
 
     if isinstance(source, DataSetSource):

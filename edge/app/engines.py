@@ -159,7 +159,7 @@ class Trainer:
 async def probe_memory(config: AgentConfig, path: Path, learner: Probing) -> None:
     """Try the longest micro-batch that this configuration allows. Raises OutOfMemory with what to lower, UsageError.
 
-    The estimate is made for torch: for another learner it only says what is certain to fit.
+    The estimate is made for torch: for another learner it is only what is certain to fit.
     """
     from edge.models.weights import available_memory
     from edge.training.probing import make_fit

@@ -142,7 +142,7 @@ def _terms_of(file: str | None) -> list[str]:
 
 
 def _phone_region(region: str | None) -> str | None:
-    """The country whose telephone numbers are known without a prefix: the configured one, else the system's where it tells one."""
+    """The country whose telephone numbers are known without a prefix: the configured one, else the system's where it has one."""
     import locale
 
     from phonenumbers import SUPPORTED_REGIONS
@@ -150,8 +150,8 @@ def _phone_region(region: str | None) -> str | None:
     if region is not None and region not in SUPPORTED_REGIONS:
         raise ConfigError(f"privacy.region: {region} is no country with telephone numbers", hint="write two letters, as DE")
     name = locale.setlocale(locale.LC_CTYPE) if region is None else ""
-    told = region or name.partition(".")[0].partition("_")[2]
-    return told if told in SUPPORTED_REGIONS else None
+    found = region or name.partition(".")[0].partition("_")[2]
+    return found if found in SUPPORTED_REGIONS else None
 
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"

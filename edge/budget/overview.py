@@ -112,7 +112,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """What the configuration says: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
+    """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
 
     dial_rate: float | None
     serving_task: str

@@ -1,7 +1,7 @@
 """What may still be asked of the cloud, as one value.
 
 It travels with every answer, so that nobody meets the end of a budget by surprise: when nothing is left, answers go on from this device,
-and the quota says so.
+and the quota states it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Quotas:
         return self.state.terms(task) is not None
 
     def save(self, task: str) -> None:
-        """Keep what is known for commands that look while no agent runs, in the transaction under way."""
+        """Keep what is known for commands that read it while no agent runs, in the transaction under way."""
         if (known := self.link(task)) is not None:
             text = json.dumps({"budget": asdict(known.budget), "as_of": known.as_of})
             self.state.database.execute("REPLACE INTO meta VALUES (?, ?)", (f"budget:{task}", text))

@@ -20,7 +20,7 @@ from edge.state.reader import StateReader, is_billed
 
 LEAST_ANSWERS = 20
 LEAST_VERDICTS = 10
-"""Judged answers of a kind (local, cloud) below which nothing is said of how good that kind is."""
+"""Judged answers of a kind (local, cloud) below which nothing is reported of how good that kind is."""
 SWEEP = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 Verdict = Literal["good", "bad"]
 Interval = tuple[float, float]
@@ -123,7 +123,7 @@ def what_if_recorded(state: StateReader, rates: Iterable[float], task: str = "",
 
 def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "", demanded: Sequence[PastAnswer] = ()) -> WhatIf:
     """Replay at other rates; `demanded` answers of the cloud are evidence of what it costs. Raises TooFewAnswers when there are too few
-    answers to say anything."""
+    answers."""
     if len(answers) < LEAST_ANSWERS:
         raise TooFewAnswers(
             f"{len(answers)} recorded answers are too few to tell what another rate would mean; {LEAST_ANSWERS} are needed",

@@ -81,7 +81,7 @@ class EvalRoles:
 class Evaluation:
     """Judges items one by one with whatever adapter the backend uses.
 
-    Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`.
+    Temperature, seed, lengths, prompt forms and the price that prompts state are those of `settings`.
     """
 
     roles: EvalRoles

@@ -47,7 +47,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One item's two replies; `failure` says why one of them is missing."""
+    """One item's two replies; `failure`: why one of them is missing."""
 
     key: str
     without: Reply | None
@@ -70,7 +70,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class HintReport:
-    """What came out. Of the `items`, `asked` asked for help, `tried` of them with steps to tell, and `pairs` were answered both ways.
+    """What came out. Of the `items`, `asked` asked for help, `tried` of them with steps to pass on, and `pairs` were answered both ways.
 
     `difference`: accuracy with minus without, with its ends; `ratio` of the costs per right answer, with its ends.
     """
@@ -114,10 +114,10 @@ class HintTrial:
         self._hint_chars = hint_chars
         self._tag = tag
         self.asked = 0
-        """Items whose response asked so far, with steps to tell or without."""
+        """Items whose response asked so far, with steps to pass on or without."""
 
     async def run(self, candidates: Sequence[Candidate], on_item: Callable[[int], None] = lambda done: None) -> list[Pair]:
-        """One pair for each item that asks and has steps to tell, in order."""
+        """One pair for each item that asks and has steps to pass on, in order."""
         calls, done = asyncio.Semaphore(_CALLS_AT_ONCE), 0
 
         async def one(candidate: Candidate) -> Pair | None:

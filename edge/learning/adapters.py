@@ -171,7 +171,7 @@ class ServingAdapter:
         return True
 
     async def rollback(self, version: int, by: str = "person", reason: str = "") -> Lineage:
-        """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
+        """Serve this version immediately, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
 
         `by`: a person, or what found the version in use worse, with its `reason` in one line.
 

@@ -247,7 +247,7 @@ async def _nothing() -> None:
 
 @dataclass(slots=True)
 class Readiness:
-    """Says when the next step may begin.
+    """Whether the next step may begin.
 
     `conditions`: None where learning may always use the machine.
     """

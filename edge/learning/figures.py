@@ -222,11 +222,11 @@ Draw = Callable[[Path, Sequence[StepFinished], Sequence[HeldOutScored]], list[Pa
 class LiveFigures:
     """An event sink that keeps the figures in a folder up to date while it is open.
 
-    Opened once. `say` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread.
+    Opened once. `report` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread.
     """
 
     folder: Path
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     draw: Draw = write_figures
     _steps: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS), init=False)
     _held_out: list[HeldOutScored] = field(default_factory=list, init=False)
@@ -252,7 +252,7 @@ class LiveFigures:
     ) -> AsyncIterator[None]:
         """Go on from what the run did before, draw while it goes on and, `at_the_end`, once more if there is anything new."""
         if missing := what_is_missing():
-            self.say(missing)
+            self.report(missing)
             yield
             return
         self._steps.extendleft(reversed(steps[-SHOWN_STEPS:]))
@@ -280,8 +280,8 @@ class LiveFigures:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 await asyncio.to_thread(self.draw, self.folder, tuple(self._steps), tuple(self._held_out))
             except Exception as error:  # a full disk or a broken plotting library is no reason to stop learning
-                self.say(f"figures are no longer drawn: {type(error).__name__}: {error}")
+                self.report(f"figures are no longer drawn: {type(error).__name__}: {error}")
                 return
             if not self._reported:
-                self.say(f"figures in {self.folder}, drawn again every {STEPS_BETWEEN} steps")
+                self.report(f"figures in {self.folder}, drawn again every {STEPS_BETWEEN} steps")
                 self._reported = True

@@ -62,7 +62,7 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As `learning.method` says it."""
+        """As in `learning.method`."""
         ...
 
     @property

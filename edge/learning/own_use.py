@@ -438,5 +438,5 @@ class OwnUse:
 
 
 def is_about_the_device(error: EdgeError) -> bool:
-    """Whether a refusal is of this device, and not of a question or its label."""
+    """Whether an error is of this device, and not of a question or its label."""
     return isinstance(error, PermissionDenied) and error.reason != PermissionDenied.reason

@@ -1,9 +1,9 @@
 """Taking back a version that turns out worse than one before it.
 
-The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
+The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors show
 little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
 with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
-before. Where one of them is better beyond chance (edge.training.evidence) the best of them serves again, at once.
+before. Where one of them is better beyond chance (edge.training.evidence) the best of them is active again, immediately.
 
 It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
 to by hand is left alone.

@@ -136,7 +136,7 @@ class ScoredGroup:
 @dataclass(slots=True)
 class Rollout:
     """Samples and scores the groups of one batch. Of the last batch: `cloud_s` are the seconds from its first call to its last reply (0:
-    nothing was asked), `left_out` the prompts that the engine refused, a line each."""
+    nothing was asked), `left_out` the prompts that the engine rejected, a line each."""
 
     backend: InferenceBackend
     cloud: GroupCalls
@@ -151,7 +151,7 @@ class Rollout:
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
         """The scored groups in the order of the batch. `on_group` gets how many are done.
 
-        A prompt that the engine refuses (too long for its context) is left out. Raises EdgeError when no prompt is left.
+        A prompt that the engine rejects (too long for its context) is left out. Raises EdgeError when no prompt is left.
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
 
@@ -215,7 +215,7 @@ class Rollout:
         return outcome
 
     async def _cloud_sample(self, item: TaskItem, prompt_tokens: int, completion: CloudCompletion | None) -> tuple[int, ...]:
-        """What was paid for anyway, where the SLM could have said it: right, in its format, and no longer than its own responses."""
+        """What was paid for anyway, where the SLM could have answered it: right, in its format, and no longer than its own responses."""
         if not self.settings.cloud_samples or completion is None:
             return ()
         text = completion.text.strip()
@@ -257,7 +257,7 @@ def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None
 
 def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:
     """The one call of a prompt group, for the responses that ask. Its key depends on run, task, step and prompt only, so a repeated step
-    never pays twice; repeated with another hint it is refused (KEY_REUSED).
+    never pays twice; repeated with another hint it is rejected (KEY_REUSED).
     """
     item = batch.items[index]
     return CloudCall(
