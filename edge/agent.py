@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from edge.answering.answerer import Answerer, ServedTexts
 from edge.answering.ask_cloud import CloudQuestions
-from edge.answering.draft import AnswerRecorder, AnswerSettings
+from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
@@ -32,8 +32,8 @@ from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
 from edge.learning.conditions import DiskSpace, Readiness
-from edge.learning.loop import BetweenSteps, Learning, LearningProgress, LearningRoles
-from edge.learning.session import StepFactory, TrainingSession
+from edge.learning.loop import BetweenSteps, Learning
+from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
@@ -123,64 +123,14 @@ class AgentStatus:
     """Cloud calls for people whose end is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusBoard:
-    """Puts the status together from those who know."""
-
-    components: AgentComponents
-    mode: str
-    backend: InferenceBackend
-    link: CoordinatorLink
-    learning: Learning
-    budgets: TaskBudgets
-    answerer: Answerer
-    began: float
-    """When the agent began, in seconds of its clock."""
-
-    def now(self) -> AgentStatus:
-        """The status at this moment; asks nobody."""
-        state, curriculum, client = self.components.state, self.components.curriculum, self.link.client
-        position, task = state.position(), curriculum.present_task
-        last, terms = next(iter(state.steps(last=1)), None), state.terms(task)
-        return AgentStatus(
-            run_id=state.run_id,
-            model=self.backend.model,
-            adapter_version=self.backend.adapter_version,
-            mode=self.mode,
-            learning=self.learning.stage,
-            online=client.online,
-            offline_reason=client.offline_reason,
-            coordinator=self.components.coordinator_name,
-            task=task,
-            target_rate=terms.target_rate if terms else curriculum.phase_rate(position.phase),
-            dual=terms.dual if terms else None,
-            phase=position.phase,
-            phases=curriculum.phase_count,
-            steps_done=position.steps_done,
-            steps_planned=curriculum.steps_planned,
-            last_step=last,
-            outbox=len(state.outbox()),
-            answers=self.answerer.answers,
-            total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
-            total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
-            total_spend_uusd=last.cloud.total_spend_uusd if last else 0,
-            uptime_s=self.components.clock.monotonic() - self.began,
-            trained_version=state.lineage().latest,
-            waiting=self.learning.waiting,
-            paused=self.learning.paused,
-            quota=self.budgets.quota(),
-            unsettled_calls=len(self.budgets.unconfirmed.waiting()),
-        )
-
-
 _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 
 
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
 
-    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` say what the cloud may be
-    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud, the `gate` that they pass.
+    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be
+    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud and their `precedence`.
     """
 
     answerer: Answerer
@@ -198,9 +148,15 @@ class Agent:
         self._closing = AsyncExitStack()
         self._stop = Stop()
         self.records = Records(components.state, components.clock)
-        self.gate = ServingPrecedence(components.clock)
-        self.link = _link_of(components, settings)
-        self.access = _access_of(components, settings, self.link)
+        self.precedence = ServingPrecedence(components.clock)
+        state, sink, clock = components.state, components.sink, components.clock
+        jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
+        client, curriculum = components.client, components.curriculum
+        self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter)
+        switch, dials = CloudSwitch(state, settings.answers.switched_off), Dials(state, settings.dial_rate, clock)
+        quotas = Quotas(state, self.link.known_budget, self.link.why_away, dials, switch)
+        self._end_of_call = partial(end_of_call, self.link.client)
+        self.access = CloudAccess(switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock))
 
     async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
@@ -232,8 +188,40 @@ class Agent:
         self._stop.ask()
 
     def status(self) -> AgentStatus:
-        """A snapshot for a screen."""
-        return self._board.now()
+        """A snapshot for a screen; asks nobody."""
+        backend = self.adapter.backend
+        state, curriculum, client = self.components.state, self.components.curriculum, self.link.client
+        position, task = state.position(), curriculum.present_task
+        last, terms = next(iter(state.steps(last=1)), None), state.terms(task)
+        return AgentStatus(
+            run_id=state.run_id,
+            model=backend.model,
+            adapter_version=backend.adapter_version,
+            mode=self._settings.answers.mode,
+            learning=self.learning.stage,
+            online=client.online,
+            offline_reason=client.offline_reason,
+            coordinator=self.components.coordinator_name,
+            task=task,
+            target_rate=terms.target_rate if terms else curriculum.phase_rate(position.phase),
+            dual=terms.dual if terms else None,
+            phase=position.phase,
+            phases=curriculum.phase_count,
+            steps_done=position.steps_done,
+            steps_planned=curriculum.steps_planned,
+            last_step=last,
+            outbox=len(state.unreported()),
+            answers=self.answerer.answers,
+            total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
+            total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
+            total_spend_uusd=last.cloud.total_spend_uusd if last else 0,
+            uptime_s=self.components.clock.monotonic() - self._began,
+            trained_version=state.lineage().latest,
+            waiting=self.learning.waiting,
+            paused=self.learning.paused,
+            quota=self.budgets.quota(),
+            unsettled_calls=len(self.budgets.unconfirmed.waiting()),
+        )
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """Finished steps, oldest first (for learning curves)."""
@@ -248,7 +236,9 @@ class Agent:
         settings = with_prompt_form(self._settings, backend.model)
         closing.push_async_callback(self.link.client.aclose)
         closing.push_async_callback(self.link.watch.aclose)
-        self.adapter = self._serving_adapter(backend)
+        checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
+        versions = Versions(components.state, checkpoints, components.sound)
+        self.adapter = ServingAdapter(backend, components.state, checkpoints, versions, components.sink, components.clock)
         self.learning = self._learning(settings)
         if not self._may_wait_for_learning():
             await self.link.begin(closing)
@@ -263,54 +253,39 @@ class Agent:
             self.access, task, components.curriculum, lambda: backend.adapter_version, components.sink, components.clock
         )
         answers = replace(settings.answers, task=task)
-        self.answerer = self._answerer(backend, answers)
-        self.texts = ServedTexts(backend, self.gate)
-        self._board = StatusBoard(
-            components, answers.mode, backend, self.link, self.learning, self.budgets, self.answerer, self._began
-        )
-        self._closing.push_async_callback(_cancelled, self._begin_settling())
-
-    def _answerer(self, backend: InferenceBackend, settings: AnswerSettings) -> Answerer:
-        state, access, clock = self.components.state, self.access, self.components.clock
-        recorder = AnswerRecorder(backend, state, access, self.components.sink, clock)
-        asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, settings)
-        return Answerer(backend, self.gate, access, asker, recorder, clock, settings)
-
-    def _serving_adapter(self, backend: InferenceBackend) -> ServingAdapter:
-        components = self.components
-        checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
-        versions = Versions(components.state, checkpoints, components.sound)
-        return ServingAdapter(backend, components.state, checkpoints, versions, components.sink, components.clock)
+        state, access, clock = components.state, self.access, components.clock
+        recorder = AnswerRecorder(backend, state, access, components.sink, clock)
+        asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, answers)
+        self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers)
+        self.texts = ServedTexts(backend, self.precedence)
+        unconfirmed = access.unconfirmed  # calls that an earlier process left, and those that this one will lose
+        if unconfirmed.waiting():
+            unconfirmed.wake.set()
+        settling = asyncio.create_task(unconfirmed.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
+        self._closing.push_async_callback(_cancelled, settling)
 
     def _learning(self, settings: AgentSettings) -> Learning:
         components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
         state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
-        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, partial(end_of_call, client))
+        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, self._end_of_call)
         reporter = StepReporter(
             client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
         )
         calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
-        open_engine = None if settings.gate is None else components.open_rollouts
-        session = TrainingSession(
-            adapter.backend, components.open_learner, open_engine, state, adapter.checkpoints, sink, clock, closing
-        )
-        roles = LearningRoles(
+        return Learning(
             components=components,
             link=self.link,
             adapter=adapter,
-            session=session,
-            factory=StepFactory(components, settings, adapter, session, reporter, calls),
+            session=TrainingSession(components, settings, adapter, reporter, calls, closing),
             reporter=reporter,
-            readiness=Readiness(self.gate, components.conditions, disk_space, state, sink, clock),
+            readiness=Readiness(self.precedence, components.conditions, disk_space, state, sink, clock),
             disk_space=disk_space,
             daily_budget=daily_budget,
             quotas=self.access.quotas,
-            progress=LearningProgress(state.run_id, state, components.curriculum, adapter.backend, sink, clock),
             stop=self._stop,
             closing=closing,
             finish_cut_step=self._finish_cut_step,
         )
-        return Learning(roles)
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
@@ -318,8 +293,7 @@ class Agent:
 
     async def _resume(self) -> None:
         """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used."""
-        cut = self._cut_step()
-        if cut is None or not await self._finished(cut):
+        if not await self._finish_cut_step():
             await self.adapter.serve_newest()
         if aside := self.components.state.set_aside:
             self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
@@ -330,16 +304,15 @@ class Agent:
         """The checkpoint of a step that was not committed."""
         return self.adapter.checkpoints.at(self.components.state.position().steps_done + 1)
 
-    async def _finish_cut_step(self) -> None:
-        if (cut := self._cut_step()) is not None:
-            await self._finished(cut)
-
-    async def _finished(self, cut: Checkpoint) -> bool:
-        """Report, commit and serve a cut step; False when its checkpoint is damaged (uncommitted, it is made again)."""
+    async def _finish_cut_step(self) -> bool:
+        """Report, commit and serve a cut step; False where there is none, or its checkpoint is damaged (uncommitted, it is made again)."""
+        cut = self._cut_step()
+        if cut is None:
+            return False
         try:
             cut.manifest()
             self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await (await self.learning.roles.factory.step()).finish(cut)
+            await (await self.learning.session.step()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter shows what is wrong with it
         except StateError as error:
@@ -347,36 +320,8 @@ class Agent:
             return False
         return self.adapter.backend.adapter_version == self.components.state.lineage().serving
 
-    def _begin_settling(self) -> asyncio.Task[None]:
-        """Calls that an earlier process left, and those that this one will lose."""
-        unconfirmed = self.access.unconfirmed
-        if unconfirmed.waiting():
-            unconfirmed.wake.set()
-        return asyncio.create_task(unconfirmed.keep_settling(_SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S), name="settle-calls")
-
     def _notice(self, text: str) -> None:
         self.components.sink.emit(Notice(text, self.components.clock.now()))
-
-
-def _link_of(components: AgentComponents, settings: AgentSettings) -> CoordinatorLink:
-    jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
-    return CoordinatorLink(
-        components.client,
-        components.coordinator,
-        components.curriculum,
-        components.state,
-        components.sink,
-        components.clock,
-        jitter,
-    )
-
-
-def _access_of(components: AgentComponents, settings: AgentSettings, link: CoordinatorLink) -> CloudAccess:
-    state, clock = components.state, components.clock
-    switch, dials = CloudSwitch(state, settings.answers.switched_off), Dials(state, settings.dial_rate, clock)
-    quotas = Quotas(state, link.known_budget, link.why_away, dials, switch)
-    answer_calls = AnswerCalls(state, partial(end_of_call, link.client), components.sink, clock)
-    return CloudAccess(switch, dials, quotas, answer_calls)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -25,8 +25,8 @@ from edge.state.events import (
     Notice,
     Offline,
     Online,
-    OutboxDelivered,
     PhaseStarted,
+    ReportsDelivered,
     RunFinished,
     RunStarted,
     StepFinished,
@@ -339,7 +339,7 @@ def spoken(event: Event) -> str:
             line = f"offline: {event.reason}; answering and learning go on locally"
         case Online():
             line = "online again"
-        case OutboxDelivered():
+        case ReportsDelivered():
             line = f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
         case GateJudged(verdict="promoted"):
             line = f"adapter {event.step} is promoted and active now"

@@ -68,7 +68,7 @@ class Answerer:
     def __init__(
         self,
         backend: InferenceBackend,
-        gate: ServingPrecedence,
+        precedence: ServingPrecedence,
         access: CloudAccess,
         asker: CloudQuestions,
         recorder: AnswerRecorder,
@@ -77,7 +77,7 @@ class Answerer:
         new_id: Callable[[], str] = lambda: secrets.token_hex(6),
     ) -> None:
         self._backend = backend
-        self._gate = gate
+        self._precedence = precedence
         self._access = access
         self._clock = clock
         self._settings = settings
@@ -95,7 +95,7 @@ class Answerer:
         if not request.messages or request.messages[-1].role != "user" or not request.messages[-1].content.strip():
             raise UsageError("the last message must be the user's and not empty")
         draft = self._draft(request)
-        with self._gate.serving(), self._access.unconfirmed.waited_for(lambda: draft.call_key):
+        with self._precedence.serving(), self._access.unconfirmed.waited_for(lambda: draft.call_key):
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
                     if piece.text and draft.first_token_s is None:

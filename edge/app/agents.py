@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.app.coordinator import build_embedded, coordinator_address, egress_client
-from edge.app.engines import SharedWorker, choose_engine, open_backend, open_rollouts, sound_adapter
+from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.places import model_file, state_folder
-from edge.app.privacy import build_registry, with_hint_cut
-from edge.app.settings import agent_settings
-from edge.app.training import Trainer, open_learner
+from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
 from edge.core.machine import usable_cores
@@ -35,7 +32,7 @@ _LOOKED_AT = 64
 
 
 def check_inputs(config: AgentConfig) -> None:
-    """Look at task sources, model file and, for programs, the sandbox; loads and creates nothing.
+    """Check task sources, model file and, for programs, the sandbox; loads and creates nothing.
 
     Raises UsageError, TaskFileError, ModelFileError.
     """
@@ -48,7 +45,7 @@ def check_inputs(config: AgentConfig) -> None:
 
 
 def check_serving(config: AgentConfig) -> None:
-    """Look at what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    """Check what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
     choose_engine(config, model_file(config.model.path))
     policy_name(config)
     if config.coordinator.address is not None:
@@ -58,7 +55,7 @@ def check_serving(config: AgentConfig) -> None:
 
 
 def _asks_for_programs(source: TaskSource) -> bool:
-    """Whether programs are among a source's items; a data set says so, of others the first items are looked at."""
+    """Whether programs are among a source's items; a data set states it, of others the first items are checked."""
     from edge.tasks.datasets.source import DataSetSource
 
     if isinstance(source, DataSetSource):

@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING, Any
 from edge.app.coordinator import build_embedded, coordinator_address, egress_client
 from edge.app.engines import SharedWorker, open_backend, require_onnx
 from edge.app.judging import build_policy, build_verifier, policy_name
-from edge.app.places import adapter_version, model_file, state_folder
-from edge.app.privacy import build_registry, with_hint_cut
-from edge.app.settings import agent_settings, cloud_prompt_form, switched_off
+from edge.app.settings import (
+    adapter_version,
+    agent_settings,
+    build_registry,
+    cloud_prompt_form,
+    model_file,
+    state_folder,
+    switched_off,
+    with_hint_cut,
+)
 from edge.config.schema import AgentConfig
 from edge.core.errors import AdapterError, TaskFileError
 from edge.core.events import EventSink
 
 if TYPE_CHECKING:
-    from edge.cloud.group_calls import GroupCalls
     from edge.core.clock import Clock
     from edge.evaluation.cloud import CloudAnswers
     from edge.evaluation.evaluate import Candidate
-    from edge.evaluation.examples import Example
     from edge.evaluation.hint_trial import HintReport
     from edge.evaluation.judging import RolloutSettings
     from edge.evaluation.plan import EvalOutcome, EvalPlan
@@ -68,36 +73,29 @@ async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rat
     require_onnx("a router is an ONNX file")
     import numpy as np
 
-    from edge.routing.classifier import calibrate, export, features
-
-    examples = await _router_examples(config, sink, plan)
-    rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
-    router = calibrate(rows, np.array([example.failed for example in examples], dtype=bool), rate)
-    export(router.model, router.threshold, out)
-    return router.quality
-
-
-async def _router_examples(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> list[Example]:
     from edge.core.clock import SystemClock
     from edge.core.limits import LARGEST_SEED
     from edge.core.rng import derive_seed
-    from edge.evaluation.evaluate import EvalRoles
-    from edge.evaluation.examples import examples_of
+    from edge.evaluation.evaluate import EvalRoles, examples_of
+    from edge.routing.classifier import calibrate, export, features
     from edge.routing.policy import SelfOffload
     from edge.state.events import EvalProgress
     from edge.tasks.registry import open_source
 
     sources = [open_source(name) for name in plan.sources]
-    seed = (
-        derive_seed(config.learning.seed, "router") % LARGEST_SEED
-    )  # not the questions that the adapter was trained on, in that order
+    # not the questions that the adapter was trained on, in that order
+    seed = derive_seed(config.learning.seed, "router") % LARGEST_SEED
     items = [item for source in sources for item in islice(source.train(seed), plan.limit)]
     path = model_file(config.model.path)
     async with AsyncExitStack() as stack:
         backend, _ = await _eval_backend(config, path, sink, SystemClock(), plan, stack)
         roles = EvalRoles(backend, build_verifier(config), SelfOffload(), None)
         settings = _eval_settings(config, "", backend.model, plan)
-        return await examples_of(roles, settings, items, lambda done, of: sink.emit(EvalProgress(done, of)))
+        examples = await examples_of(roles, settings, items, lambda done, of: sink.emit(EvalProgress(done, of)))
+    rows = np.array([features(example.item, example.response) for example in examples]).reshape(len(examples), -1)
+    router = calibrate(rows, np.array([example.failed for example in examples], dtype=bool), rate)
+    export(router.model, router.threshold, out)
+    return router.quality
 
 
 def eval_candidates(plan: EvalPlan) -> list[Candidate]:
@@ -136,19 +134,15 @@ async def _eval_backend(
     config: AgentConfig, path: Path, sink: EventSink, clock: Clock, plan: EvalPlan, stack: AsyncExitStack
 ) -> tuple[InferenceBackend, Path | None]:
     """The engine with the first usable adapter of the plan. Raises AdapterError when there are some and none is usable."""
+    from edge.core.types import AdapterRef
+    from edge.state.events import Notice
+
     worker = SharedWorker()
     stack.callback(worker.close)
     backend = await open_backend(config, path, worker.get())
     stack.push_async_callback(backend.aclose)
-    return backend, await _use_first_usable(backend, plan.adapters, sink, clock)
-
-
-async def _use_first_usable(backend: InferenceBackend, folders: Sequence[Path], sink: EventSink, clock: Clock) -> Path | None:
-    from edge.core.types import AdapterRef
-    from edge.state.events import Notice
-
     first: AdapterError | None = None
-    for folder in folders:
+    for folder in plan.adapters:
         try:
             await backend.swap_adapter(AdapterRef(adapter_version(folder) or _UNNUMBERED, str(folder)))
         except AdapterError as error:
@@ -156,12 +150,11 @@ async def _use_first_usable(backend: InferenceBackend, folders: Sequence[Path], 
             continue
         if first is not None:
             sink.emit(Notice(f"{first}; measuring the one before, {folder}", clock.now()))
-        return folder
+        return backend, folder
     if first is not None:
-        raise AdapterError(
-            str(first), hint="name another one with --adapter, or measure the bare model with --adapter none"
-        ) from first
-    return None
+        hint = "name another one with --adapter, or measure the bare model with --adapter none"
+        raise AdapterError(str(first), hint=hint) from first
+    return backend, None
 
 
 async def _cloud_answers(
@@ -172,30 +165,18 @@ async def _cloud_answers(
     candidates: Sequence[Candidate],
     stack: AsyncExitStack,
 ) -> tuple[CloudAnswers | None, str]:
-    """Where cloud answers come from, and the state's run id where there is need of one (the state folder is not touched otherwise)."""
-    from edge.evaluation.cloud import RecordingAnswers, ReplayedAnswers
+    """Where cloud answers come from, and the state's run id where there is need of one (the state folder is not touched otherwise).
+
+    The budget is reported first when every item is going to be asked.
+    """
+    from edge.cloud.group_calls import GroupCalls
+    from edge.evaluation.cloud import RecordingAnswers, ReplayedAnswers, announce_cost
+    from edge.state.folder import StateFolder
 
     if plan.cloud == "none":
         return None, ""
     if plan.replay is not None:
         return ReplayedAnswers(plan.replay), ""
-    calls, run_id = await _group_calls(config, sink, clock, plan, candidates, stack)
-    return (calls if plan.record is None else RecordingAnswers(plan.record, calls, cloud_prompt_form(config))), run_id
-
-
-async def _group_calls(
-    config: AgentConfig,
-    sink: EventSink,
-    clock: Clock,
-    plan: EvalPlan,
-    candidates: Sequence[Candidate],
-    stack: AsyncExitStack,
-) -> tuple[GroupCalls, str]:
-    """Calls to the coordinator; the budget is reported first when every item is going to be asked."""
-    from edge.cloud.group_calls import GroupCalls
-    from edge.evaluation.cloud import announce_cost
-    from edge.state.folder import StateFolder
-
     registry = build_registry(config)
     state = stack.enter_context(StateFolder(state_folder(config)))
     if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
@@ -205,7 +186,8 @@ async def _group_calls(
     stack.push_async_callback(client.aclose)
     if plan.cloud_all:
         await announce_cost(client, candidates, config.coordinator, sink, clock)
-    return GroupCalls(client, config.coordinator.call_deadline_s, lambda: switched_off(config)), state.run_id
+    calls = GroupCalls(client, config.coordinator.call_deadline_s, lambda: switched_off(config))
+    return (calls if plan.record is None else RecordingAnswers(plan.record, calls, cloud_prompt_form(config))), state.run_id
 
 
 async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hint_chars: int, margin: float) -> HintReport:
@@ -217,6 +199,7 @@ async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hi
     from edge.evaluation.evaluate import EvalRoles
     from edge.evaluation.hint_trial import HintTrial, hint_report, trial_rng
     from edge.state.events import EvalProgress
+    from edge.state.folder import StateFolder
 
     clock, path, candidates = SystemClock(), model_file(config.model.path), eval_candidates(plan)
     async with AsyncExitStack() as stack:
@@ -228,18 +211,12 @@ async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hi
         pairs = await trial.run(candidates, lambda done: sink.emit(EvalProgress(done, len(candidates))))
     report = hint_report(pairs, len(candidates), trial.asked, hint_chars, margin, trial_rng(config.learning.seed))
     if plan.replay is None:
-        _keep_measured_hints(config, {**report.to_json(), "measured_at": clock.now()})
+        with StateFolder(state_folder(config)) as state:
+            state.set_meta(_HINTS_MEASURED, json.dumps({**report.to_json(), "measured_at": clock.now()}))
     return report
 
 
 _HINTS_MEASURED = "hints_measured"
-
-
-def _keep_measured_hints(config: AgentConfig, report: dict[str, Any]) -> None:
-    from edge.state.folder import StateFolder
-
-    with StateFolder(state_folder(config)) as state:
-        state.set_meta(_HINTS_MEASURED, json.dumps(report))
 
 
 def measured_hints(config: AgentConfig) -> dict[str, Any] | None:

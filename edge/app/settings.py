@@ -1,17 +1,155 @@
-"""The parts of the configuration that an agent works with, as the agent has them."""
+"""The configuration as the agent has it: where things are on this machine, its device profile, what is private, and the settings."""
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.app.places import bundled_models, model_file
+from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
+from edge.core.errors import ConfigError
+from edge.core.machine import machine_facts
 
 if TYPE_CHECKING:
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
+    from edge.privacy.registry import Registry
     from edge.training.promotion_rules import GateRules
+
+
+def state_folder(config: AgentConfig) -> Path:
+    """The state folder this configuration names, or the platform's."""
+    if config.state_folder is not None:
+        return Path(config.state_folder).expanduser()
+    from platformdirs import user_data_path
+
+    return user_data_path("edge-agent", appauthor=False)
+
+
+def bundled_models() -> Path:
+    """The folder of the models that come with the package."""
+    from edge.models.catalogue import bundled_folder
+
+    return bundled_folder()
+
+
+def model_file(name: str) -> Path:
+    """The model file, or the MLX folder, that a name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    from edge.models.catalogue import find_model
+
+    return find_model(name)
+
+
+def adapter_version(folder: Path) -> int | None:
+    """The version of an adapter by its folder: `step-000012/adapter`, or the one a run has left beside its summary; None: not known."""
+    digits = folder.resolve().parent.name.removeprefix("step-")
+    if digits.isdecimal():
+        return int(digits)
+    try:
+        version = json.loads((folder.parent / "summary.json").read_text(encoding="utf-8"))["adapter_version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return version if isinstance(version, int) and version > 0 else None
+
+
+def latest_adapters(config: AgentConfig) -> tuple[Path, ...]:
+    """The folders of the adapters in the state folder, newest first; () before the first step."""
+    return tuple(
+        sorted(
+            (state_folder(config) / "checkpoints").glob("step-*/adapter"),
+            key=lambda path: adapter_version(path) or 0,
+            reverse=True,
+        )
+    )
+
+
+def serving_adapters(config: AgentConfig) -> tuple[Path, ...]:
+    """The folder of the adapter that serves and of those it was trained from, newest first; () where the bare model serves.
+
+    Raises StateError.
+    """
+    from edge.state.reader import serving_versions
+
+    folder = state_folder(config)
+    folders = (folder / "checkpoints" / f"step-{version:06d}" / "adapter" for version in serving_versions(folder))
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+PROFILE_SWITCH = "EDGE_AGENT_DEVICE_PROFILE"
+"""`none` in this variable keeps every command from picking one by itself."""
+
+
+def own_profile(config: AgentConfig) -> Pick:
+    """The profile to use where the configuration names none."""
+    if os.environ.get(PROFILE_SWITCH) == NONE:
+        return Pick()
+    places = (kept_profile(config), kept_profile(AgentConfig()))
+    return pick_profile(places, known_profiles(), machine_facts)
+
+
+def kept_profile(config: AgentConfig) -> Path:
+    """Where `edge-agent doctor --keep-profile` puts what it measured: beside the state, found by every run on it.
+
+    A run on another state folder finds the one in the platform's folder.
+    """
+    return state_folder(config) / KEPT_NAME
+
+
+def build_registry(config: AgentConfig) -> Registry:
+    """What this person holds to be private. Raises ConfigError for a file of terms that cannot be used, or a country without telephones."""
+    from edge.privacy.registry import Registry
+
+    privacy = config.privacy
+    return Registry(
+        enabled=privacy.enabled,
+        kinds=privacy.kinds,
+        terms=(*privacy.terms, *_terms_of(privacy.terms_file)),
+        never_send=privacy.never_send,
+        region=_phone_region(privacy.region),
+    )
+
+
+def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
+    """The settings with hints that this registry cuts."""
+    cut = registry.cut
+    return replace(settings, rollout=replace(settings.rollout, hint_cut=cut), answers=replace(settings.answers, hint_cut=cut))
+
+
+def _terms_of(file: str | None) -> list[str]:
+    """The terms of a file, one a line, without comments."""
+    from edge.core.limits import checked_term
+
+    if file is None:
+        return []
+    path = Path(file).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"privacy.terms_file: {path} cannot be read: {error}") from error
+    terms = []
+    for number, line in enumerate(lines, 1):
+        if term := line.partition("#")[0].strip():
+            try:
+                terms.append(checked_term(term))
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number}: {error}") from error
+    return terms
+
+
+def _phone_region(region: str | None) -> str | None:
+    """The country whose telephone numbers are known without a prefix: the configured one, else the system's where it has one."""
+    import locale
+
+    from phonenumbers import SUPPORTED_REGIONS
+
+    if region is not None and region not in SUPPORTED_REGIONS:
+        raise ConfigError(f"privacy.region: {region} is no country with telephone numbers", hint="write two letters, as DE")
+    name = locale.setlocale(locale.LC_CTYPE) if region is None else ""
+    found = region or name.partition(".")[0].partition("_")[2]
+    return found if found in SUPPORTED_REGIONS else None
 
 
 NO_CLOUD = "EDGE_AGENT_NO_CLOUD"

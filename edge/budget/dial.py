@@ -23,7 +23,7 @@ BIAS_BOUND = 30.0
 STEADINESS = 4.0
 """H·τ(1 - τ): larger leaves the choice of questions more to the model, smaller holds the rate more tightly."""
 WINDOW = 100
-"""Answers whose log-odds tell where the threshold lies."""
+"""Answers whose log-odds show where the threshold lies."""
 RATE_WINDOW = 200
 """Answers over which the realised rate is taken."""
 ENOUGH_OF_ONE_ADAPTER = 20
@@ -141,7 +141,7 @@ class HelpDial:
         self._accumulate(asked)
 
     def seen(self, log_odds: float | None, adapter_version: int = 0) -> None:
-        """Take note of an answer for which asking was impossible: it tells about the model, and does not count."""
+        """Take note of an answer for which asking was impossible: it shows the model, and does not count."""
         usable = log_odds is not None and math.isfinite(log_odds)
         self._seen.append((adapter_version, log_odds if usable else None))
 

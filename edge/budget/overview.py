@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
@@ -103,7 +103,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         target_rate=budgets.default_dial_rate,
         paused=budgets.switch.paused,
         switched_off=budgets.switch.reason,
-        outbox=len(state.outbox()),
+        outbox=len(state.unreported()),
         unsettled_calls=len(budgets.unconfirmed.waiting()),
         tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
     )
@@ -111,7 +111,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """What the configuration says: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
+    """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
 
     dial_rate: float | None
     serving_task: str
@@ -133,26 +133,23 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
+
+    def of(task: str) -> TaskBudget:
+        known, terms = reported.get(task) or stored_budget(state, task), state.terms(task)
+        snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
+        quota = quota_of(task, known, snapshot, now, terms.dual if terms else None)
+        return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
+
     return Overview(
         origin="coordinator" if reported else "stored",
         serving_task=settings.serving_task,
         target_rate=default,
         paused=paused,
         switched_off=off,
-        outbox=len(state.outbox()),
+        outbox=len(state.unreported()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
-        tasks=tuple(
-            replace(
-                _stored(state, task, dials.get(task) or HelpDial(default, task), now, reported), used=used.get(task, _NOTHING)
-            )
-            for task in tasks
-        ),
+        tasks=tuple(of(task) for task in tasks),
     )
-
-
-def _stored(state: StateReader, task: str, dial: HelpDial, now: Circumstances, reported: Mapping[str, KnownBudget]) -> TaskBudget:
-    known, terms, snapshot = reported.get(task) or stored_budget(state, task), state.terms(task), dial.snapshot()
-    return TaskBudget(quota_of(task, known, snapshot, now, terms.dual if terms else None), snapshot)
 
 
 def nothing_stored(settings: StoredSettings) -> Overview:

@@ -1,14 +1,14 @@
 """What may still be asked of the cloud, as one value.
 
 It travels with every answer, so that nobody meets the end of a budget by surprise: when nothing is left, answers go on from this device,
-and the quota says so.
+and the quota states it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from edge.budget.dial import Dials, DialSnapshot
@@ -71,20 +71,22 @@ def quota_of(
 ) -> Quota:
     """The quota from its parts; `dual` where no budget is known."""
     budget = known.budget if known else None
-    left = {unit: _left(budget, unit) for unit in ("calls", "tokens", "spend_uusd")}
-    state = _state(budget, now)
+    limits = {unit: getattr(budget, name) if budget else None for unit, name in _LIMITS.items()}
+    left = {unit: None if limit is None else max(0, limit - int(getattr(budget, unit))) for unit, limit in limits.items()}
+    shares = [(left[unit] or 0) / limit if limit else 0.0 for unit, limit in limits.items() if limit is not None]
+    state = _state(min(shares, default=1.0) if budget else None, now)
     return Quota(
         task=task,
         state=state,
         line=_line(state, budget, dial, now),
         calls=budget.calls if budget else None,
-        calls_limit=budget.calls_limit if budget else None,
+        calls_limit=limits["calls"],
         calls_left=left["calls"],
         tokens=budget.tokens if budget else None,
-        tokens_limit=budget.tokens_limit if budget else None,
+        tokens_limit=limits["tokens"],
         tokens_left=left["tokens"],
         spend_uusd=budget.spend_uusd if budget else None,
-        spend_limit_uusd=budget.spend_limit_uusd if budget else None,
+        spend_limit_uusd=limits["spend_uusd"],
         spend_left_uusd=left["spend_uusd"],
         target_rate=dial.target_rate if dial else None,
         realised_rate=dial.realised_rate if dial else None,
@@ -93,31 +95,59 @@ def quota_of(
     )
 
 
+_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
+
+
+def _state(least_share: float | None, now: Circumstances) -> QuotaState:
+    """`least_share`: what is left of the limit that is nearest; None where no budget is known."""
+    if now.switched_off:
+        return "paused" if now.paused else "switched_off"
+    if now.away:
+        return "offline"
+    if now.refused:
+        return "used_up"
+    if least_share is None:
+        return "unknown"
+    return "used_up" if least_share == 0.0 else "low" if least_share < LOW_SHARE else "ok"
+
+
+def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot | None, now: Circumstances) -> str:
+    if state in ("paused", "switched_off"):
+        return f"{now.switched_off}; {_HERE}"
+    if state == "offline":
+        return f"offline ({now.away}); {_HERE}"
+    if state == "unknown" or budget is None:
+        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
+    calls, spent = budget.calls, dollars(budget.spend_uusd)
+    parts = [
+        {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, ""),
+        f"{calls} calls, no limit" if budget.calls_limit is None else f"{calls} of {budget.calls_limit} calls",
+        f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {dollars(budget.spend_limit_uusd)}",
+    ]
+    if dial is not None and dial.target_rate is not None:
+        asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"
+        parts.append(f"dial {100 * dial.target_rate:g} %{asked}")
+    return " · ".join(part for part in parts if part)
+
+
+@dataclass(slots=True)
 class Quotas:
     """The quotas of a running agent. `link` returns the last reported budget of a task, `away` why it is not reached ("": it is)."""
 
-    def __init__(
-        self,
-        state: StateFolder,
-        link: Callable[[str], KnownBudget | None],
-        away: Callable[[], str],
-        dials: Dials,
-        switch: CloudSwitch,
-    ) -> None:
-        self._state = state
-        self._link = link
-        self._away = away
-        self._dials = dials
-        self._switch = switch
-        self._refused: dict[str, str] = {}
+    state: StateFolder
+    link: Callable[[str], KnownBudget | None]
+    away: Callable[[], str]
+    dials: Dials
+    switch: CloudSwitch
+    _refused: dict[str, str] = field(default_factory=dict, init=False)
 
     def now(self, task: str, adapter_version: int = 0) -> Quota:
         """The quota of a task at this moment, from what is known; asks nobody."""
-        terms = self._state.terms(task)
-        switch = self._switch
-        now = Circumstances(switch.reason, switch.paused and not switch.always_off, self._away(), self._refused.get(task, ""))
-        snapshot = self._dials.of(task).snapshot(adapter_version)
-        return quota_of(task, self._known(task), snapshot, now, terms.dual if terms else None)
+        terms = self.state.terms(task)
+        switch = self.switch
+        now = Circumstances(switch.reason, switch.paused and not switch.always_off, self.away(), self._refused.get(task, ""))
+        snapshot = self.dials.of(task).snapshot(adapter_version)
+        return quota_of(task, self.link(task) or stored_budget(self.state, task), snapshot, now, terms.dual if terms else None)
 
     def refused(self, task: str, why: str) -> None:
         """The coordinator refused a call for want of budget; holds until it answers one."""
@@ -129,15 +159,13 @@ class Quotas:
 
     def is_learned(self, task: str) -> bool:
         """Whether learning has terms for a task."""
-        return self._state.terms(task) is not None
+        return self.state.terms(task) is not None
 
     def save(self, task: str) -> None:
-        """Keep what is known for commands that look while no agent runs, in the transaction under way."""
-        if (known := self._link(task)) is not None:
-            put_budget(self._state, task, known)
-
-    def _known(self, task: str) -> KnownBudget | None:
-        return self._link(task) or stored_budget(self._state, task)
+        """Keep what is known for commands that read it while no agent runs, in the transaction under way."""
+        if (known := self.link(task)) is not None:
+            text = json.dumps({"budget": asdict(known.budget), "as_of": known.as_of})
+            self.state.database.execute("REPLACE INTO meta VALUES (?, ?)", (f"budget:{task}", text))
 
 
 def stored_budget(state: StateReader, task: str) -> KnownBudget | None:
@@ -147,67 +175,3 @@ def stored_budget(state: StateReader, task: str) -> KnownBudget | None:
         return None
     kept = json.loads(text)
     return KnownBudget(BudgetSnapshot(**kept["budget"]), kept["as_of"])
-
-
-def put_budget(state: StateFolder, task: str, known: KnownBudget) -> None:
-    """Keep a task's budget, in the transaction under way."""
-    text = json.dumps({"budget": asdict(known.budget), "as_of": known.as_of})
-    state.database.execute("REPLACE INTO meta VALUES (?, ?)", (f"budget:{task}", text))
-
-
-def _left(budget: BudgetSnapshot | None, unit: str) -> int | None:
-    limit = _limit(budget, unit)
-    return None if limit is None else max(0, limit - int(getattr(budget, unit)))
-
-
-def _limit(budget: BudgetSnapshot | None, unit: str) -> int | None:
-    name = "spend_limit_uusd" if unit == "spend_uusd" else f"{unit}_limit"
-    limit: int | None = None if budget is None else getattr(budget, name)
-    return limit
-
-
-def _state(budget: BudgetSnapshot | None, now: Circumstances) -> QuotaState:
-    if now.switched_off:
-        return "paused" if now.paused else "switched_off"
-    if now.away:
-        return "offline"
-    if now.refused:
-        return "used_up"
-    if budget is None:
-        return "unknown"
-    shares = [_share_left(budget, unit) for unit in ("calls", "tokens", "spend_uusd")]
-    least = min((share for share in shares if share is not None), default=1.0)
-    return "used_up" if least == 0.0 else "low" if least < LOW_SHARE else "ok"
-
-
-def _share_left(budget: BudgetSnapshot, unit: str) -> float | None:
-    limit, left = _limit(budget, unit), _left(budget, unit)
-    return None if limit is None or left is None else left / limit if limit else 0.0
-
-
-def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot | None, now: Circumstances) -> str:
-    if state in ("paused", "switched_off"):
-        return f"{now.switched_off}; {_HERE}"
-    if state == "offline":
-        return f"offline ({now.away}); {_HERE}"
-    if state == "unknown" or budget is None:
-        return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
-    what = {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, "")
-    parts = [_used(budget.calls, budget.calls_limit, "calls"), _spent(budget), _rate(dial)]
-    return " · ".join(part for part in (what, *parts) if part)
-
-
-def _used(used: int, limit: int | None, what: str) -> str:
-    return f"{used} {what}, no limit" if limit is None else f"{used} of {limit} {what}"
-
-
-def _spent(budget: BudgetSnapshot) -> str:
-    spent, limit = dollars(budget.spend_uusd), budget.spend_limit_uusd
-    return f"{spent} spent" if limit is None else f"{spent} of {dollars(limit)}"
-
-
-def _rate(dial: DialSnapshot | None) -> str:
-    if dial is None or dial.target_rate is None:
-        return ""
-    asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"
-    return f"dial {100 * dial.target_rate:g} %{asked}"

@@ -8,7 +8,7 @@ other way; how good they would have been is only stated where people judged enou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from edge.state.reader import StateReader, is_billed
 
 LEAST_ANSWERS = 20
 LEAST_VERDICTS = 10
-"""Judged answers of a kind (local, cloud) below which nothing is said of how good that kind is."""
+"""Judged answers of a kind (local, cloud) below which nothing is reported of how good that kind is."""
 SWEEP = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 Verdict = Literal["good", "bad"]
 Interval = tuple[float, float]
@@ -83,18 +83,37 @@ class WhatIf:
 
 def past_answers(state: StateReader, task: str = "", last: int = 1000) -> list[PastAnswer]:
     """The last answers to a task ("": to any) that the local model had a part in, newest first."""
-    verdicts: dict[str, Verdict] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
-    records = (record for record in state.requests(last) if not task or record.get("task") == task)
-    return [_past(record, verdicts.get(record["id"])) for record in records if record.get("local_text")]
+    return [past for past, is_local in _recorded(state, task, last) if is_local]
 
 
 def demanded_answers(state: StateReader, task: str = "", last: int = 1000) -> list[PastAnswer]:
     """Those among the last answers that the cloud gave because it was demanded. They decide nothing, but show what it costs, how long it
     takes and how good people find it."""
+    return [past for past, is_local in _recorded(state, task, last) if not is_local]
+
+
+def _recorded(state: StateReader, task: str, last: int) -> list[tuple[PastAnswer, bool]]:
+    """The last answers, and whether the local model had a part; those of neither are left out. Older records know the whole time only."""
     verdicts: dict[str, Verdict] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
-    records = (record for record in state.requests(last) if not task or record.get("task") == task)
-    cloud = (record for record in records if record["source"] == "cloud" and not record.get("local_text"))
-    return [_past(record, verdicts.get(record["id"])) for record in cloud]
+    found = []
+    for record in state.requests(last):
+        is_local, from_cloud = bool(record.get("local_text")), record["source"] == "cloud"
+        if (task and record.get("task") != task) or not (is_local or from_cloud):
+            continue
+        total_s = float(record["latency_s"])
+        past = PastAnswer(
+            log_odds=record["help_log_odds"],
+            asked=bool(record.get("asked", record["source"] != "local")),
+            from_cloud=from_cloud,
+            charged_uusd=int(record.get("charged_uusd") or 0),
+            local_s=float(record.get("local_latency_s") or 0.0) or (0.0 if from_cloud else total_s),
+            cloud_s=record.get("cloud_latency_s"),
+            total_s=total_s,
+            judged=verdicts.get(record["id"]),
+            billed=is_billed(record),
+        )
+        found.append((past, is_local))
+    return found
 
 
 def what_if_recorded(state: StateReader, rates: Iterable[float], task: str = "", last: int = 1000) -> WhatIf:
@@ -104,7 +123,7 @@ def what_if_recorded(state: StateReader, rates: Iterable[float], task: str = "",
 
 def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "", demanded: Sequence[PastAnswer] = ()) -> WhatIf:
     """Replay at other rates; `demanded` answers of the cloud are evidence of what it costs. Raises TooFewAnswers when there are too few
-    answers to say anything."""
+    answers."""
     if len(answers) < LEAST_ANSWERS:
         raise TooFewAnswers(
             f"{len(answers)} recorded answers are too few to tell what another rate would mean; {LEAST_ANSWERS} are needed",
@@ -119,7 +138,7 @@ def present(answers: Sequence[PastAnswer]) -> Outlook:
     charged = float(sum(answer.charged_uusd for answer in answers))
     judged = [answer for answer in answers if answer.judged]
     good = sum(answer.judged == "good" for answer in judged)
-    enough = len(judged) >= LEAST_VERDICTS
+    enough, cloud = len(judged) >= LEAST_VERDICTS, sum(answer.from_cloud for answer in judged)
     calls = sum(answer.billed for answer in answers)
     return Outlook(
         target_rate=None,
@@ -130,11 +149,16 @@ def present(answers: Sequence[PastAnswer]) -> Outlook:
         spend_interval_uusd=(charged, charged),
         good_share=good / len(judged) if enough else None,
         good_interval=wilson_interval(good, len(judged)) if enough else None,
-        judged_local=sum(not answer.from_cloud for answer in judged),
-        judged_cloud=sum(answer.from_cloud for answer in judged),
+        judged_local=len(judged) - cloud,
+        judged_cloud=cloud,
         latency_p50_s=percentile([answer.total_s for answer in answers], 0.5),
         latency_p90_s=percentile([answer.total_s for answer in answers], 0.9),
-        notes=() if enough else (_too_few_in_all(judged),),
+        notes=()
+        if enough
+        else (
+            f"how good answers were is not known: {len(judged) - cloud} local and {cloud} of the cloud were judged,"
+            f" {LEAST_VERDICTS} together are needed",
+        ),
     )
 
 
@@ -174,24 +198,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def _past(record: Mapping[str, Any], verdict: Verdict | None) -> PastAnswer:
-    """Records of older versions know the whole time only."""
-    local_s = float(record.get("local_latency_s") or 0.0)
-    total_s = float(record["latency_s"])
-    from_cloud = record["source"] == "cloud"
-    return PastAnswer(
-        log_odds=record["help_log_odds"],
-        asked=bool(record.get("asked", record["source"] != "local")),
-        from_cloud=from_cloud,
-        charged_uusd=int(record.get("charged_uusd") or 0),
-        local_s=local_s or (0.0 if from_cloud else total_s),
-        cloud_s=record.get("cloud_latency_s"),
-        total_s=total_s,
-        judged=verdict,
-        billed=is_billed(record),
-    )
 
 
 def _spend(cloud: Sequence[PastAnswer], calls: int) -> tuple[float | None, Interval | None]:
@@ -238,12 +244,6 @@ def _too_few_local(judged: int) -> str:
     if judged < LEAST_VERDICTS:
         return _too_few(judged, "local answer")
     return f"how good answers would be is not known: fewer than {LEAST_VERDICTS} of the local answers that stay were judged"
-
-
-def _too_few_in_all(judged: Sequence[PastAnswer]) -> str:
-    cloud = sum(answer.from_cloud for answer in judged)
-    counts = f"{len(judged) - cloud} local and {cloud} of the cloud were judged"
-    return f"how good answers were is not known: {counts}, {LEAST_VERDICTS} together are needed"
 
 
 def _times(cloud: Sequence[PastAnswer], sent: Sequence[PastAnswer], kept: Sequence[PastAnswer]) -> list[float]:

@@ -18,7 +18,7 @@ from edge.cloud.sent import entry_json, reading_sent
 from edge.core.clock import SystemClock, local_day
 from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.learning import conditions
-from edge.learning.activity import read_daybook
+from edge.learning.activity import read_activity
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
 from edge.state.reader import StateReader, Used, reading, used_today
@@ -69,7 +69,7 @@ class FolderAgent:
                 **known, "steps_done": position.steps_done, "phase": position.phase, "task": last.task if last else "",
                 "adapter_version": lineage.serving, "trained_version": lineage.latest,
                 "target_rate": terms.target_rate if terms else None, "dual": terms.dual if terms else None,
-                "paused": paused, "waiting": conditions.BY_YOU if paused else "", "outbox": len(state.outbox()),
+                "paused": paused, "waiting": conditions.BY_YOU if paused else "", "outbox": len(state.unreported()),
             }  # fmt: skip
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
@@ -169,12 +169,12 @@ class FolderAgent:
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return read_daybook(self._folder, since, self._clock.now())
+        return read_activity(self._folder, since, self._clock.now())
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
         with self._writing() as folder:
-            conditions.set_paused(folder, paused)
+            conditions.pause_learning(folder, paused)
         return {"paused": paused, "waiting": conditions.BY_YOU if paused else ""}
 
     @contextmanager

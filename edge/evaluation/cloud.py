@@ -29,7 +29,7 @@ NOT_RECORDED = "the recording holds no answer to this question"
 
 
 class CloudAnswers(Protocol):
-    """Answers a call, or says why not; never raises CoordinatorError."""
+    """Answers a call, or gives the reason why not; never raises CoordinatorError."""
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """The outcome of one call."""
@@ -49,7 +49,7 @@ class ReplayedAnswers:
         return CloudOutcome(None, reason=NOT_RECORDED) if answer is None else CloudOutcome(_completion(call, answer))
 
     def asked_as(self, settings: RolloutSettings) -> RolloutSettings:
-        """The settings with the alias, output limit and prompt form of the recording, where it tells them (its last line counts)."""
+        """The settings with the alias, output limit and prompt form of the recording, where it has them (its last line counts)."""
         last = next(reversed(self._answers.values()), None)
         if last is None:
             return settings

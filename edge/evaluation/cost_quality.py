@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError
-from edge.dagrpo.metrics import effective_trials, oracle_router_bound, wilson_interval_of_share
+from edge.dagrpo.metrics import oracle_router_bound, wilson_interval_of_share
 from edge.evaluation.judging import JudgedItem
-from edge.evaluation.scores import EvalReport, Interval
+from edge.evaluation.scores import EvalReport, Interval, effective_items
 
 _MOST = 1e6
 """Certainty: an infinite value has no place in JSON."""
@@ -45,7 +45,8 @@ class RealisedPoint:
 
 @dataclass(frozen=True, slots=True)
 class CostQuality:
-    """The curve and what it is compared with. `without_decision` is the share of items that no threshold can send."""
+    """The curve and what it is compared with. `without_decision` is the share of items that no threshold can send; `oracle` are
+    (assist rate, bound) where the bound starts, bends and ends."""
 
     model: str
     adapter_version: int | None
@@ -75,26 +76,28 @@ def cost_quality(report: EvalReport, judged: Sequence[JudgedItem]) -> CostQualit
         )
     assert scores.joint_accuracy is not None
     assert scores.intervals.joint_accuracy is not None
+    local = scores.forced_local_accuracy
+    oracle = tuple((rate, oracle_router_bound(rate, local, cloud)) for rate in (0.0, 1.0 - local, 1.0))
     return CostQuality(
         model=report.measured.model,
         adapter_version=report.measured.adapter_version,
         sources=report.measured.sources,
         temperature=report.measured.temperature,
         items=scores.items,
-        forced_local_accuracy=scores.forced_local_accuracy,
+        forced_local_accuracy=local,
         cloud_accuracy=cloud,
         without_decision=_weight([one for one in judged if _log_odds(one) is None]) / _weight(judged),
         realised=RealisedPoint(
             scores.assist_rate, scores.joint_accuracy, scores.intervals.assist_rate, scores.intervals.joint_accuracy
         ),
         points=tuple(threshold_curve(judged)),
-        oracle=oracle_corners(scores.forced_local_accuracy, cloud),
+        oracle=oracle,
     )
 
 
 def threshold_curve(judged: Sequence[JudgedItem]) -> Iterator[CurvePoint]:
     """One point for each value of the log-odds that occurs, from sending nothing to sending all that reached a decision."""
-    whole, trials = _weight(judged), _trials(judged)
+    whole, trials = _weight(judged), effective_items(judged)
     sent, right = 0.0, sum(one.weight for one in judged if one.judged.forced.right)
 
     def point(threshold: float | None) -> CurvePoint:
@@ -110,12 +113,6 @@ def threshold_curve(judged: Sequence[JudgedItem]) -> Iterator[CurvePoint]:
         yield point(log_odds)
 
 
-def oracle_corners(forced_local: float, cloud: float) -> tuple[tuple[float, float], ...]:
-    """(assist rate, bound) where the bound starts, bends and ends."""
-    rates = (0.0, 1.0 - forced_local, 1.0)
-    return tuple((rate, oracle_router_bound(rate, forced_local, cloud)) for rate in rates)
-
-
 def _log_odds(one: JudgedItem) -> float | None:
     """None where no decision was reached or it cannot be compared."""
     value = None if one.judged.too_long else one.judged.help_log_odds
@@ -124,11 +121,6 @@ def _log_odds(one: JudgedItem) -> float | None:
 
 def _weight(judged: Sequence[JudgedItem]) -> float:
     return sum(one.weight for one in judged)
-
-
-def _trials(judged: Sequence[JudgedItem]) -> float:
-    weights = [one.weight for one in judged]
-    return len(weights) if len(set(weights)) == 1 else effective_trials(weights)
 
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666"
@@ -142,9 +134,29 @@ def write_cost_quality(path: Path, quality: CostQuality) -> Path:
     figure = Figure(figsize=(8, 6.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    _threshold_curve(axis, quality)
-    _realised(axis, quality)
-    _comparisons(axis, quality)
+    rates, accuracies = (
+        _hundred(one.assist_rate for one in quality.points),
+        _hundred(one.joint_accuracy for one in quality.points),
+    )
+    low, high = zip(*(one.interval for one in quality.points), strict=True)
+    axis.plot(rates, accuracies, color=_BLUE, linewidth=2.0, zorder=3, label="threshold on the help log-odds")
+    axis.fill_between(rates, _hundred(low), _hundred(high), color=_BLUE, alpha=0.12, linewidth=0, label="its 95 % interval")
+    own = quality.realised
+    x, y = 100 * own.assist_rate, 100 * own.joint_accuracy
+    spans = [
+        [[max(0.0, at - 100 * low)], [max(0.0, 100 * high - at)]]
+        for at, (low, high) in ((x, own.assist_rate_interval), (y, own.joint_interval))
+    ]
+    label = f"the model's own decision: {y:.1f} % @ {x:.1f} % cloud"
+    style: dict[str, Any] = {"color": _ORANGE, "marker": "o", "markersize": 7, "capsize": 3, "linestyle": "", "zorder": 4}
+    axis.errorbar([x], [y], xerr=spans[0], yerr=spans[1], label=label, **style)
+    rates, bounds = (_hundred(corner) for corner in zip(*quality.oracle, strict=True))
+    local, cloud = 100 * quality.forced_local_accuracy, 100 * quality.cloud_accuracy
+    axis.plot(rates, bounds, color=_GREEN, linewidth=1.4, linestyle="--", label="oracle router (bound)")
+    axis.plot([0, 100], [local, cloud], color=_GREY, linewidth=1.4, linestyle=":", label="random routing")
+    for rate, accuracy, marker, name in ((0, local, "s", "never ask"), (100, cloud, "D", "always ask")):
+        label = f"{name}: {accuracy:.1f} % @ {rate} % cloud"
+        axis.plot([rate], [accuracy], color=_GREY, marker=marker, markersize=6, linestyle="", label=label, clip_on=False)
     axis.set_xlabel("assist rate: questions sent to the cloud (%)")
     axis.set_ylabel("joint accuracy: right answers (%)")
     axis.set_xlim(-1.5, 101.5)
@@ -159,36 +171,6 @@ def write_cost_quality(path: Path, quality: CostQuality) -> Path:
     figure.suptitle("What asking the cloud buys", fontsize=12)
     figure.savefig(path)
     return path
-
-
-def _comparisons(axis: Any, quality: CostQuality) -> None:
-    rates, bounds = zip(*quality.oracle, strict=True)
-    local, cloud = 100 * quality.forced_local_accuracy, 100 * quality.cloud_accuracy
-    axis.plot(_hundred(rates), _hundred(bounds), color=_GREEN, linewidth=1.4, linestyle="--", label="oracle router (bound)")
-    axis.plot([0, 100], [local, cloud], color=_GREY, linewidth=1.4, linestyle=":", label="random routing")
-    for rate, accuracy, marker, name in ((0, local, "s", "never ask"), (100, cloud, "D", "always ask")):
-        label = f"{name}: {accuracy:.1f} % @ {rate} % cloud"
-        axis.plot([rate], [accuracy], color=_GREY, marker=marker, markersize=6, linestyle="", label=label, clip_on=False)
-
-
-def _threshold_curve(axis: Any, quality: CostQuality) -> None:
-    rates = _hundred(point.assist_rate for point in quality.points)
-    low, high = zip(*(point.interval for point in quality.points), strict=True)
-    accuracies = _hundred(point.joint_accuracy for point in quality.points)
-    axis.plot(rates, accuracies, color=_BLUE, linewidth=2.0, zorder=3, label="threshold on the help log-odds")
-    axis.fill_between(rates, _hundred(low), _hundred(high), color=_BLUE, alpha=0.12, linewidth=0, label="its 95 % interval")
-
-
-def _realised(axis: Any, quality: CostQuality) -> None:
-    point = quality.realised
-    x, y = 100 * point.assist_rate, 100 * point.joint_accuracy
-    spans = [
-        [[max(0.0, at - 100 * low)], [max(0.0, 100 * high - at)]]
-        for at, (low, high) in ((x, point.assist_rate_interval), (y, point.joint_interval))
-    ]
-    label = f"the model's own decision: {y:.1f} % @ {x:.1f} % cloud"
-    style = {"color": _ORANGE, "marker": "o", "markersize": 7, "capsize": 3, "linestyle": "", "zorder": 4}
-    axis.errorbar([x], [y], xerr=spans[0], yerr=spans[1], label=label, **style)
 
 
 def _hundred(shares: Iterable[float]) -> list[float]:

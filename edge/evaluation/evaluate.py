@@ -2,14 +2,14 @@
 
 Each item is answered once by the model's own decision and, where it mentions the help phrase, once more with asking made impossible:
 with the same seed, so that only the decision differs. The cloud is asked once for an item that asks, or for every item (`cloud_all`).
-What the scores mean is in edge.evaluation.scores, the report in edge.evaluation.scores.
+What the scores mean, and the report, are in edge.evaluation.scores.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import chain
 from typing import Protocol
 
@@ -35,7 +35,6 @@ from edge.evaluation.judging import (
     is_well_formed,
     judge,
 )
-from edge.evaluation.scores import EvalReport, Measured, Scores, build_report, with_seconds
 from edge.inference.backend import InferenceBackend
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall
@@ -43,9 +42,16 @@ from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
 
 __all__ = [
-    "Candidate", "EvalReport", "EvalRoles", "Evaluation", "JudgedItem", "MathJudge", "Measured", "Scores", "bill_of", "build_report",
-    "candidates_of", "counted_once", "with_seconds",
-]  # fmt: skip
+    "Candidate",
+    "EvalRoles",
+    "Evaluation",
+    "Example",
+    "JudgedItem",
+    "bill_of",
+    "candidates_of",
+    "counted_once",
+    "examples_of",
+]
 
 _ITEMS_AT_ONCE = 256
 _CALLS_AT_ONCE = 16
@@ -71,14 +77,17 @@ class EvalRoles:
     math: MathJudge | None = None
 
 
+@dataclass(slots=True)
 class Evaluation:
-    """Judges items one by one with whatever adapter the backend uses."""
+    """Judges items one by one with whatever adapter the backend uses.
 
-    def __init__(self, roles: EvalRoles, settings: RolloutSettings, *, cloud_all: bool = False) -> None:
-        """Temperature, seed, lengths, prompt forms and the price that prompts tell are those of `settings`."""
-        self._roles = roles
-        self._settings = settings
-        self._cloud_all = cloud_all
+    Temperature, seed, lengths, prompt forms and the price that prompts state are those of `settings`.
+    """
+
+    roles: EvalRoles
+    settings: RolloutSettings
+    _: KW_ONLY
+    cloud_all: bool = False
 
     async def judge_all(
         self,
@@ -104,63 +113,57 @@ class Evaluation:
         item = candidate.item
         try:
             response = await self._sample(candidate, suppress_help=False)
-            forced = await self._sample(candidate, suppress_help=True) if _mentions_help(response) else response
+            mentions_help = HELP_PHRASE.rstrip(".").lower() in response.text.lower()
+            forced = await self._sample(candidate, suppress_help=True) if mentions_help else response
         except ContextOverflow:
             return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
         format_ok = is_well_formed(item, response)
-        asked = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
+        asked = response.finish is FinishReason.EOS and self.roles.policy.wants_cloud(item, response)
         own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
-        forced_verdict = await self._forced(item, forced, response, None if asked else own)
-        outcome = await self._cloud(self._call(candidate, tag, response.text if asked else ""), asked, calls)
+        forced_verdict = own
+        if asked or forced is not response:
+            forced_verdict = await self._verdict(item, forced.text) if is_well_formed(item, forced) else WRONG
+        outcome = None
+        if self.roles.cloud is not None and (asked or self.cloud_all):
+            call = self._call(candidate, tag, response.text if asked else "")
+            async with calls:
+                outcome = await self.roles.cloud.ask(call)
+        completion = outcome.completion if outcome else None
+        joint: Verdict | None = own
+        if asked and outcome is None:
+            joint = None
+        elif asked:
+            joint = await self._verdict(item, composed_text(response.text, completion.text)) if completion else WRONG
         return Judged(
             asked=asked,
             format_ok=format_ok,
             own=own,
             forced=forced_verdict,
-            joint=await self._joint(item, response.text, outcome) if asked else own,
-            cloud=await self._verdict(item, outcome.completion.text) if outcome and outcome.completion else None,
+            joint=joint,
+            cloud=await self._verdict(item, completion.text) if completion else None,
             tokens=len(response.token_ids),
             help_log_odds=response.help_log_odds,
             bill=bill_of(outcome) if outcome else Bill(),
-            failure=outcome.reason if outcome and outcome.completion is None else "",
+            failure=outcome.reason if outcome and completion is None else "",
         )
 
-    async def _forced(self, item: TaskItem, forced: LocalResponse, free: LocalResponse, own: Verdict | None) -> Verdict:
-        if forced is free and own is not None:
-            return own
-        return await self._verdict(item, forced.text) if is_well_formed(item, forced) else WRONG
-
-    async def _joint(self, item: TaskItem, local: str, outcome: CloudOutcome | None) -> Verdict | None:
-        if outcome is None:
-            return None
-        if outcome.completion is None:
-            return WRONG
-        return await self._verdict(item, composed_text(local, outcome.completion.text))
-
-    async def _cloud(self, call: CloudCall, asked: bool, calls: asyncio.Semaphore) -> CloudOutcome | None:
-        cloud = self._roles.cloud
-        if cloud is None or not (asked or self._cloud_all):
-            return None
-        async with calls:
-            return await cloud.ask(call)
-
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:
-        settings, item = self._settings, candidate.item
+        settings, item = self.settings, candidate.item
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         messages = prompt_messages(item, settings.prompt_form, settings.price)
-        group = await self._roles.backend.sample_group(messages, sampling, [seed])
+        group = await self.roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 
     async def _verdict(self, item: TaskItem, text: str) -> Verdict:
-        right = await judge(self._roles.verifier, item, text)
-        if item.kind is not AnswerKind.MATH or self._roles.math is None:
+        right = await judge(self.roles.verifier, item, text)
+        if item.kind is not AnswerKind.MATH or self.roles.math is None:
             return Verdict(right)
-        both = await asyncio.to_thread(self._roles.math.verdict, item, text)
+        both = await asyncio.to_thread(self.roles.math.verdict, item, text)
         return Verdict(right, both.exact, both.equivalent)
 
     def _call(self, candidate: Candidate, tag: str, local: str) -> CloudCall:
-        settings, item = self._settings, candidate.item
+        settings, item = self.settings, candidate.item
         return CloudCall(
             call_key=call_key(settings.run_id, f"eval {tag}", 0, 0, candidate.key),
             task=item.task,
@@ -192,10 +195,6 @@ def counted_once(sources: Iterable[Sequence[Candidate]]) -> list[Candidate]:
     return list(found.values())
 
 
-def _mentions_help(response: LocalResponse) -> bool:
-    return HELP_PHRASE.rstrip(".").lower() in response.text.lower()
-
-
 def bill_of(outcome: CloudOutcome) -> Bill:
     """What one call cost; a cached answer was billed before."""
     completion = outcome.completion
@@ -204,3 +203,47 @@ def bill_of(outcome: CloudOutcome) -> Bill:
     if completion.cached:
         return Bill(1, cached=1)
     return Bill(1, completion.usage.input_tokens + completion.usage.output_tokens, completion.charged_uusd)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example for a router: one item, the free response to it, and whether the local model fails on it.
+
+    Features come from the free response, the label from the answer with asking made impossible, as a router would meet them: a response
+    that asks for help by itself shows nothing of whether the model could have answered.
+    """
+
+    item: TaskItem
+    response: LocalResponse
+    failed: bool
+
+
+class _Responses:
+    """Implements `OffloadPolicy`: keeps everything here and remembers what it was asked about."""
+
+    def __init__(self) -> None:
+        self.responses: dict[TaskItem, LocalResponse] = {}
+
+    def wants_cloud(self, item: TaskItem, response: LocalResponse) -> bool:
+        """Never."""
+        self.responses[item] = response
+        return False
+
+
+async def examples_of(
+    roles: EvalRoles, settings: RolloutSettings, items: Iterable[TaskItem], on_item: Callable[[int, int], None]
+) -> list[Example]:
+    """One example of each different item whose response came to an end. `on_item` gets how many of how many are done."""
+    noted, candidates = _Responses(), candidates_of((item, 1.0) for item in items)
+    done = 0
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+        on_item(done, len(candidates))
+
+    evaluation = Evaluation(replace(roles, policy=noted, cloud=None), settings)
+    judged = await evaluation.judge_all(candidates, "router", on_judged=count)
+    return [
+        Example(one.item, noted.responses[one.item], not one.judged.forced.right) for one in judged if one.item in noted.responses
+    ]

@@ -26,7 +26,7 @@ from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.judging import Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
-from edge.rpc.client import CloudCall, CloudCompletion
+from edge.rpc.client import CloudCall
 
 Verdict = Literal["pays", "does not pay", "not known"]
 _RESAMPLES = 2000
@@ -47,7 +47,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One item's two replies; `failure` says why one of them is missing."""
+    """One item's two replies; `failure`: why one of them is missing."""
 
     key: str
     without: Reply | None
@@ -70,7 +70,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class HintReport:
-    """What came out. Of the `items`, `asked` asked for help, `tried` of them with steps to tell, and `pairs` were answered both ways.
+    """What came out. Of the `items`, `asked` asked for help, `tried` of them with steps to pass on, and `pairs` were answered both ways.
 
     `difference`: accuracy with minus without, with its ends; `ratio` of the costs per right answer, with its ends.
     """
@@ -114,10 +114,10 @@ class HintTrial:
         self._hint_chars = hint_chars
         self._tag = tag
         self.asked = 0
-        """Items whose response asked so far, with steps to tell or without."""
+        """Items whose response asked so far, with steps to pass on or without."""
 
     async def run(self, candidates: Sequence[Candidate], on_item: Callable[[int], None] = lambda done: None) -> list[Pair]:
-        """One pair for each item that asks and has steps to tell, in order."""
+        """One pair for each item that asks and has steps to pass on, in order."""
         calls, done = asyncio.Semaphore(_CALLS_AT_ONCE), 0
 
         async def one(candidate: Candidate) -> Pair | None:
@@ -134,16 +134,37 @@ class HintTrial:
         if response is None:
             return None
         self.asked += 1
-        settings = self._settings
-        plain = cloud_messages(candidate.item, settings.cloud_prompt_form)
+        settings, item = self._settings, candidate.item
+        plain = cloud_messages(item, settings.cloud_prompt_form)
         hinted = with_hint(plain, response.text, self._hint_chars, settings.hint_cut)
         if hinted == plain:
             return None
+        outcomes: list[CloudOutcome] = []
         async with calls:
-            first = await self._cloud.ask(self._call(candidate, "without", plain))
-            second = await self._cloud.ask(self._call(candidate, "hinted", hinted))
-        failure = first.reason if first.completion is None else second.reason if second.completion is None else ""
-        replies = [await self._reply(candidate, response, outcome) for outcome in (first, second)]
+            for arm, messages in (("without", plain), ("hinted", hinted)):
+                call = CloudCall(
+                    call_key=call_key(settings.run_id, f"hints {self._tag} {arm}", 0, 0, candidate.key),
+                    task=item.task,
+                    step=-1,
+                    prompt_id=f"eval:hints {self._tag} {arm}:{candidate.key}",
+                    help_units=1,
+                    messages=messages,
+                    max_output_tokens=settings.max_output_tokens,
+                    model_alias=settings.model_alias,
+                )
+                outcomes.append(await self._cloud.ask(call))
+        replies: list[Reply | None] = []
+        for completion in (outcome.completion for outcome in outcomes):
+            if completion is None:
+                replies.append(None)
+                continue
+            right, usage = (
+                await judge(self._roles.verifier, item, composed_text(response.text, completion.text)),
+                completion.usage,
+            )
+            cost = (usage.input_tokens, usage.output_tokens, completion.charged_uusd, completion.cached)
+            replies.append(Reply(right, *cost))
+        failure = next((outcome.reason for outcome in outcomes if outcome.completion is None), "")
         return Pair(candidate.key, replies[0], replies[1], failure)
 
     async def _asking(self, candidate: Candidate) -> LocalResponse | None:
@@ -160,36 +181,21 @@ class HintTrial:
         asks = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
         return response if asks else None
 
-    async def _reply(self, candidate: Candidate, response: LocalResponse, outcome: CloudOutcome) -> Reply | None:
-        completion: CloudCompletion | None = outcome.completion
-        if completion is None:
-            return None
-        right = await judge(self._roles.verifier, candidate.item, composed_text(response.text, completion.text))
-        usage = completion.usage
-        return Reply(right, usage.input_tokens, usage.output_tokens, completion.charged_uusd, completion.cached)
-
-    def _call(self, candidate: Candidate, arm: str, messages: tuple[Any, ...]) -> CloudCall:
-        settings = self._settings
-        return CloudCall(
-            call_key=call_key(settings.run_id, f"hints {self._tag} {arm}", 0, 0, candidate.key),
-            task=candidate.item.task,
-            step=-1,
-            prompt_id=f"eval:hints {self._tag} {arm}:{candidate.key}",
-            help_units=1,
-            messages=messages,
-            max_output_tokens=settings.max_output_tokens,
-            model_alias=settings.model_alias,
-        )
-
 
 def hint_report(pairs: Sequence[Pair], items: int, asked: int, hint_chars: int, margin: float, rng: random.Random) -> HintReport:
     """Sum up a trial over `items` items of which `asked` asked; `rng` resamples the pairs."""
     complete = [(pair.without, pair.hinted) for pair in pairs if pair.without is not None and pair.hinted is not None]
     unit: Literal["uusd", "tokens"] = (
-        "uusd" if complete and all(_was_charged(reply) for two in complete for reply in two) else "tokens"
+        "uusd" if complete and all(one.spend_uusd > 0 and not one.cached for two in complete for one in two) else "tokens"
     )
-    without, hinted = (_arm([two[arm] for two in complete], unit) for arm in (0, 1))
-    difference = _difference(complete)
+    gained = sum(hinted.right and not without.right for without, hinted in complete)
+    lost = sum(without.right and not hinted.right for without, hinted in complete)
+    gains, losses = (
+        wilson_interval(gained, len(complete)),
+        wilson_interval(lost, len(complete)),
+    )  # of no pairs: everything is possible
+    value = (gained - lost) / len(complete) if complete else 0.0
+    difference = (gains[0] - losses[1], value, gains[1] - losses[0])
     ratio = _ratio(complete, unit, rng)
     verdict, why = _verdict(len(complete), difference, ratio, margin)
     failed = [pair.failure for pair in pairs if pair.failure]
@@ -202,8 +208,8 @@ def hint_report(pairs: Sequence[Pair], items: int, asked: int, hint_chars: int, 
         pairs=len(complete),
         failures=len(failed),
         first_failure=failed[0] if failed else "",
-        without=without,
-        hinted=hinted,
+        without=_arm([two[0] for two in complete], unit),
+        hinted=_arm([two[1] for two in complete], unit),
         cost_unit=unit,
         difference=difference,
         ratio=ratio,
@@ -231,10 +237,6 @@ def _verdict(
     return "pays", "answers are right as often, and a right answer costs less"
 
 
-def _was_charged(reply: Reply) -> bool:
-    return reply.spend_uusd > 0 and not reply.cached
-
-
 def _cost(reply: Reply, unit: str) -> int:
     return reply.spend_uusd if unit == "uusd" else reply.input_tokens + reply.output_tokens
 
@@ -250,15 +252,6 @@ def _arm(replies: Sequence[Reply], unit: str) -> Arm:
         spend_uusd=sum(reply.spend_uusd for reply in replies),
         cost_per_right=cost / right if right else None,
     )
-
-
-def _difference(pairs: Sequence[tuple[Reply, Reply]]) -> tuple[float, float, float]:
-    """Low end, value and high end; of no pairs everything is possible."""
-    gained = sum(hinted.right and not without.right for without, hinted in pairs)
-    lost = sum(without.right and not hinted.right for without, hinted in pairs)
-    gains, losses = wilson_interval(gained, len(pairs)), wilson_interval(lost, len(pairs))
-    value = (gained - lost) / len(pairs) if pairs else 0.0
-    return gains[0] - losses[1], value, gains[1] - losses[0]
 
 
 def _ratio(pairs: Sequence[tuple[Reply, Reply]], unit: str, rng: random.Random) -> tuple[float, float, float] | None:

@@ -1,7 +1,7 @@
 """Judging one response (format, composition with the cloud's completion, correctness), as learning and evaluation do it, and what is
 known of an item after it was judged.
 
-A verdict says whether the reward counts the answer as right; of a mathematical answer also whether it is exactly the reference's string
+A verdict is whether the reward counts the answer as right; of a mathematical answer also whether it is exactly the reference's string
 and whether it is equivalent to it (None where nobody compared).
 """
 
@@ -134,8 +134,8 @@ class RolloutSettings:
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
     cost, so every Â is 0 whatever it is. `may_ask`: without it a request for help breaks the format. `hint_chars`: how much of the
-    first response that asks goes along in the call (0: nothing). `price_levels`: each prompt of a rollout tells one of these prices of
-    help, drawn from the seed (none: no prompt does). `price`: the price that every prompt of an evaluation tells (None: none).
+    first response that asks goes along in the call (0: nothing). `price_levels`: each prompt of a rollout states one of these prices of
+    help, drawn from the seed (none: no prompt does). `price`: the price that every prompt of an evaluation states (None: none).
     `cloud_samples`: the cloud's completion joins its group where the SLM may learn from it.
     """
 

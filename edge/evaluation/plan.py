@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from edge.core.types import GGUF_ADAPTER
 from edge.evaluation.cloud import NOT_RECORDED
 from edge.evaluation.evaluate import EvalRoles, Evaluation
 from edge.evaluation.judging import Candidate, Judged, JudgedItem, RolloutSettings
-from edge.evaluation.scores import CloudSource, EvalReport, Measured, build_report, with_seconds
+from edge.evaluation.scores import CloudSource, EvalReport, Measured, build_report
 from edge.state.events import EvalProgress, Notice
 
 _FIRST_LINE, _NEXT_LINE = b'{"evaluation": ', b'{"item": '
@@ -73,25 +73,20 @@ class Journal:
             raise StateError(f"{self.path}:{content.count(chr(10)) + 1}: not a line of an evaluation's journal", hint=self._hint)
         lines = content.split("\n")[:-1]
         for number, line in enumerate(lines, 1):
-            self._take(number, line, wanted)
+            try:
+                entry = json.loads(line)
+                if number == 1:
+                    found, self.tag = entry["evaluation"], str(entry["tag"])
+                    for name in sorted({*found, *wanted}):
+                        was, now = found.get(name), wanted.get(name)
+                        if was != now:
+                            text = f"{self.path} keeps another evaluation: {name} was {was!r} and is {now!r}"
+                            raise StateError(text, hint=self._hint)
+                else:
+                    self.known[str(entry["item"])] = Judged.from_json(entry["judged"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StateError(f"{self.path}:{number}: not a line of an evaluation's journal", hint=self._hint) from error
         return bool(lines)
-
-    def _take(self, number: int, line: str, wanted: Mapping[str, Any]) -> None:
-        try:
-            entry = json.loads(line)
-            if number == 1:
-                self._check(entry["evaluation"], wanted)
-                self.tag = str(entry["tag"])
-            else:
-                self.known[str(entry["item"])] = Judged.from_json(entry["judged"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{self.path}:{number}: not a line of an evaluation's journal", hint=self._hint) from error
-
-    def _check(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        for name in sorted({*found, *wanted}):
-            if found.get(name) != wanted.get(name):
-                was, now = found.get(name), wanted.get(name)
-                raise StateError(f"{self.path} keeps another evaluation: {name} was {was!r} and is {now!r}", hint=self._hint)
 
     @property
     def _hint(self) -> str:
@@ -158,35 +153,29 @@ class EvalRun:
             text = f"{repeated} items that an earlier source has too are dropped: each is judged and counted once"
             self.sink.emit(Notice(text, self.clock.now()))
         began, tag = self.clock.monotonic(), f"{int(self.clock.now() * 1000)}"
+        known: Mapping[str, Judged] = {}
         with ExitStack() as stack:
             journal = None
             if self.plan.journal is not None:
                 journal = Journal(self.plan.journal, self._identity(), tag)
                 stack.callback(journal.close)
-            judged = await self._judge(candidates, journal, tag)
-        missing = sum(one.judged.failure == NOT_RECORDED for one in judged)
-        report = build_report(self._measured(), judged, missing)
-        return EvalOutcome(with_seconds(report, self.clock.monotonic() - began), tuple(judged))
+                known, tag = journal.known, journal.tag
+            done = sum(candidate.key in known for candidate in candidates)
+            if done:
+                text = f"going on: {done} of {counted(len(candidates), 'item')} were judged before"
+                self.sink.emit(Notice(text, self.clock.now()))
 
-    async def _judge(self, candidates: Sequence[Candidate], journal: Journal | None, tag: str) -> list[JudgedItem]:
-        known: Mapping[str, Judged] = {} if journal is None else journal.known
-        done = sum(candidate.key in known for candidate in candidates)
-        if done:
-            self.sink.emit(Notice(f"going on: {done} of {counted(len(candidates), 'item')} were judged before", self.clock.now()))
+            def on_judged(candidate: Candidate, judged: Judged) -> None:
+                nonlocal done
+                done += 1
+                if journal is not None:
+                    journal.add(candidate.key, judged)
+                self.sink.emit(EvalProgress(done, len(candidates)))
 
-        def on_judged(candidate: Candidate, judged: Judged) -> None:
-            nonlocal done
-            done += 1
-            if journal is not None:
-                journal.add(candidate.key, judged)
-            self.sink.emit(EvalProgress(done, len(candidates)))
-
-        evaluation = Evaluation(self.roles, self.settings, cloud_all=self.plan.cloud_all)
-        return await evaluation.judge_all(candidates, tag if journal is None else journal.tag, known, on_judged)
-
-    def _measured(self) -> Measured:
+            evaluation = Evaluation(self.roles, self.settings, cloud_all=self.plan.cloud_all)
+            judged = await evaluation.judge_all(candidates, tag, known, on_judged)
         plan, model = self.plan, self.roles.backend.model
-        return Measured(
+        measured = Measured(
             sources=plan.sources,
             model=model.name,
             model_sha256=model.sha256,
@@ -202,6 +191,9 @@ class EvalRun:
             policy=plan.policy,
             price=self.settings.price,
         )
+        missing = sum(one.judged.failure == NOT_RECORDED for one in judged)
+        report = build_report(measured, judged, missing)
+        return EvalOutcome(replace(report, seconds=self.clock.monotonic() - began), tuple(judged))
 
     def _identity(self) -> dict[str, Any]:
         """All that a verdict depends on besides the item itself."""

@@ -9,7 +9,7 @@ The JSON object (`edge-agent eval --json`; `schema` 1; fields are only ever adde
 
 - what was measured: `schema`, `sources`, `tasks`, `model`, `model_sha256`, `adapter` (folder or null), `adapter_version` (0: the bare
   model, null: not known), `temperature`, `seed`, `max_tokens`, `max_steps` (null: each item's own), `per_level` (null: the sources' own
-  mix of levels), `price` (of help, as every prompt told it; null: none did), `seconds`;
+  mix of levels), `price` (of help, as every prompt stated it; null: none did), `seconds`;
 - `repeated`: how many items were dropped because an earlier source had them;
 - `cloud`: "coordinator", "replay" or "none"; `cloud_all`: whether every item was asked; `with_cloud`: whether anything could be asked;
   `extra`: what asking the items that had not asked for it cost (`calls`, `tokens`, `spend_uusd`; `cached` of the calls cost
@@ -24,7 +24,7 @@ Shares lie in [0, 1] and are null where nothing was counted. Money is micro-USD;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.core.types import AnswerKind
@@ -160,9 +160,13 @@ def share(judged: Sequence[JudgedItem], is_true: Callable[[Judged], bool]) -> Sh
 
 def _share_of_some(judged: Sequence[JudgedItem], is_true: Callable[[Judged], bool]) -> Share:
     value = min(1.0, weighted_mean(judged, is_true))
+    return Share(value, wilson_interval_of_share(value, effective_items(judged)))
+
+
+def effective_items(judged: Sequence[JudgedItem]) -> float:
+    """Kish's effective number of items; their number where all weigh the same."""
     weights = [one.weight for one in judged]
-    trials = len(weights) if len(set(weights)) == 1 else effective_trials(weights)
-    return Share(value, wilson_interval_of_share(value, trials))
+    return len(weights) if len(set(weights)) == 1 else effective_trials(weights)
 
 
 def knows_joint(judged: Sequence[JudgedItem]) -> bool:
@@ -213,7 +217,7 @@ CloudSource = Literal["coordinator", "replay", "none"]
 class Measured:
     """What an evaluation measures, and how. `max_steps` None: each item's own; `per_level` None: the sources' own mix of levels.
 
-    `price` of help that every prompt told; None: none did.
+    `price` of help that every prompt stated; None: none did.
     """
 
     sources: tuple[str, ...]
@@ -292,8 +296,3 @@ def _family(name: str, judged: Sequence[JudgedItem]) -> FamilyScores:
         score(judged),
         tuple(LevelScores(level, score([one for one in judged if one.item.level == level])) for level in levels),
     )
-
-
-def with_seconds(report: EvalReport, seconds: float) -> EvalReport:
-    """The report with how long it took."""
-    return replace(report, seconds=seconds)

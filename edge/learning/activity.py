@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
-from edge.state.reader import Used, used_since
+from edge.state.reader import used_since
 from edge.state.rows import Lineage
 from edge.state.schema import check_readable
 
@@ -23,7 +23,7 @@ _MOST_STRETCHES = 200
 _TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
 
 
-def read_daybook(folder: Path, since: float, now: float) -> dict[str, Any]:
+def read_activity(folder: Path, since: float, now: float) -> dict[str, Any]:
     """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
     path = folder / "agent.sqlite"
     if not path.is_file():
@@ -72,7 +72,7 @@ def activity_report(
     steps = (made_steps or MadeSteps()).read(database)
     serving, then = _serving(database, steps), _serving(database, steps, until=since)
     made = [step for step in steps if step["at"] >= since]
-    tasks = _tasks(database, then, serving)
+    tasks, used = _tasks(database, then, serving), used_since(database, since)
     return {
         "since": since,
         "now": now,
@@ -84,7 +84,10 @@ def activity_report(
         "bands": _bands(made),
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
-        "cloud": _cloud(used_since(database, since)),
+        "cloud": {
+            "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
+            "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
+        },
         "spend": _spend_over_time(database, since),
         "rates": _rates(database, since),
         "waits": _waits(database, since, now),
@@ -96,23 +99,27 @@ _COUNTS = ("items", "right_then", "right_now", "gained", "lost", "new")
 
 
 def _tasks(database: sqlite3.Connection, then: int, now: int) -> list[dict[str, Any]]:
-    before, after, sources = _verdicts(database, then), _verdicts(database, now), _sources(database)
-    return [_compared(source, task, before.get(source, {}), after.get(source, {})) for source, task in sources if source in after]
-
-
-def _compared(source: str, task: str, then: Mapping[str, bool], now: Mapping[str, bool]) -> dict[str, Any]:
-    both = [key for key in now if key in then]
-    return {
-        "source": source,
-        "task": task,
-        "items": len(both),
-        "right_then": sum(then[key] for key in both),
-        "right_now": sum(now[key] for key in both),
-        "gained": sum(now[key] and not then[key] for key in both),
-        "lost": sum(then[key] and not now[key] for key in both),
-        "new": len(now) - len(both),
-        "new_right": sum(right for key, right in now.items() if key not in then),
-    }
+    """Each source that the version of now was examined on, compared item by item with the version of then."""
+    before, after, compared = _verdicts(database, then), _verdicts(database, now), []
+    for source, task in database.execute("SELECT source, min(task) FROM exams GROUP BY source"):
+        if source not in after:
+            continue
+        was, right = before.get(source, {}), after[source]
+        both = [key for key in right if key in was]
+        compared.append(
+            {
+                "source": source,
+                "task": task,
+                "items": len(both),
+                "right_then": sum(was[key] for key in both),
+                "right_now": sum(right[key] for key in both),
+                "gained": sum(right[key] and not was[key] for key in both),
+                "lost": sum(was[key] and not right[key] for key in both),
+                "new": len(right) - len(both),
+                "new_right": sum(is_right for key, is_right in right.items() if key not in was),
+            }
+        )
+    return compared
 
 
 def _verdicts(database: sqlite3.Connection, version: int) -> dict[str, dict[str, bool]]:
@@ -121,10 +128,6 @@ def _verdicts(database: sqlite3.Connection, version: int) -> dict[str, dict[str,
     for source, text in database.execute("SELECT source, verdicts FROM exams WHERE adapter_version = ? ORDER BY id", (version,)):
         found.setdefault(source, {}).update(json.loads(text))
     return found
-
-
-def _sources(database: sqlite3.Connection) -> list[tuple[str, str]]:
-    return [(str(source), str(task)) for source, task in database.execute("SELECT source, min(task) FROM exams GROUP BY source")]
 
 
 def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], until: float | None = None) -> int:
@@ -140,14 +143,28 @@ def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], u
 
 
 def _learning(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    gates = [step.get("gate", "") for step in made]
-    sources = dict.fromkeys((step["source"], step["task"]) for step in made)
+    gates, by_source = [step.get("gate", "") for step in made], []
+    for source, task in dict.fromkeys((step["source"], step["task"]) for step in made):
+        own = [step for step in made if (step["source"], step["task"]) == (source, task)]
+        responses = sum(step["responses"] for step in own)
+        asked = sum(step["assist_rate"] * step["responses"] for step in own)
+        by_source.append(
+            {
+                "source": source,
+                "task": task,
+                "steps": len(own),
+                "assist_rate": asked / responses if responses else None,
+                "target_rate": own[-1]["target_rate"],
+                "refused": sum(step["refused"] for step in own),
+                "dual": own[-1]["dual_after"],
+            }
+        )
     return {
         "steps": len(made),
         "promotions": gates.count("promoted"),
         "refusals": gates.count("refused") + gates.count("rolled back"),
         "refused_because": list(dict.fromkeys(step["gate_reason"] for step in made if step.get("gate_reason")))[-3:],
-        "by_source": [_of_source(source, task, made) for source, task in sources],
+        "by_source": by_source,
     }
 
 
@@ -184,41 +201,19 @@ def _band_means(steps: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
     }
 
 
-def _of_source(source: str, task: str, made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = [step for step in made if (step["source"], step["task"]) == (source, task)]
-    responses = sum(step["responses"] for step in own)
-    asked = sum(step["assist_rate"] * step["responses"] for step in own)
-    return {
-        "source": source,
-        "task": task,
-        "steps": len(own),
-        "assist_rate": asked / responses if responses else None,
-        "target_rate": own[-1]["target_rate"],
-        "refused": sum(step["refused"] for step in own),
-        "dual": own[-1]["dual_after"],
-    }
-
-
 def _went_back(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
-    rows = database.execute("SELECT at, from_version, to_version, by, reason FROM went_back WHERE at >= ? ORDER BY id", (since,))
-    return [dict(zip(("at", "from_version", "to_version", "by", "reason"), row, strict=True)) for row in rows]
+    query = "SELECT at, from_version, to_version, by, reason FROM went_back WHERE at >= ? ORDER BY id"
+    return _rows(database.execute(query, (since,)))
 
 
 def _answers(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
     rows = database.execute(
-        "SELECT json_extract(r.record, '$.source'), count(*), coalesce(sum(f.verdict = 'good'), 0),"
-        " coalesce(sum(f.verdict = 'bad'), 0), count(f.correction)"
+        "SELECT json_extract(r.record, '$.source') AS source, count(*) AS answers, coalesce(sum(f.verdict = 'good'), 0) AS good,"
+        " coalesce(sum(f.verdict = 'bad'), 0) AS bad, count(f.correction) AS corrected"
         " FROM requests r LEFT JOIN feedback f ON r.id = f.request_id WHERE r.created_at >= ? GROUP BY 1 ORDER BY 1",
         (since,),
     )
-    return [dict(zip(("source", "answers", "good", "bad", "corrected"), row, strict=True)) for row in rows]
-
-
-def _cloud(used: Used) -> dict[str, dict[str, int]]:
-    return {
-        "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
-        "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
-    }
+    return _rows(rows)
 
 
 def _spend_over_time(database: sqlite3.Connection, since: float) -> dict[str, Any]:
@@ -254,11 +249,16 @@ def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
 
 def _waits(database: sqlite3.Connection, since: float, now: float) -> list[dict[str, Any]]:
     rows = database.execute(
-        "SELECT reason, count(*), sum(max(0.0, min(ended_at, ?) - max(began_at, ?))) FROM waits WHERE ended_at >= ?"
+        "SELECT reason, count(*) AS times, sum(max(0.0, min(ended_at, ?) - max(began_at, ?))) AS seconds FROM waits WHERE ended_at >= ?"
         " GROUP BY reason ORDER BY 3 DESC",
         (now, since, since),
     )
-    return [dict(zip(("reason", "times", "seconds"), row, strict=True)) for row in rows]
+    return _rows(rows)
+
+
+def _rows(found: sqlite3.Cursor) -> list[dict[str, Any]]:
+    """The rows with their columns' names."""
+    return [dict(zip((column[0] for column in found.description), row, strict=True)) for row in found]
 
 
 def _meta(database: sqlite3.Connection, key: str) -> str | None:

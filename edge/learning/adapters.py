@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +63,22 @@ def unknown_version(version: int, known: Sequence[int]) -> NotFound:
     return NotFound(f"{text}; there {'is' if len(known) == 1 else 'are'} {', '.join(map(str, known))}", hint=HINT)
 
 
+@dataclass(slots=True)
 class Versions:
-    """The versions of one state folder."""
+    """The versions of one state folder.
 
-    def __init__(self, state: StateFolder, checkpoints: Checkpoints, sound: Callable[[Path], None]) -> None:
-        """`sound` reads an adapter folder through and raises AdapterError for a damaged one."""
-        self._state = state
-        self._checkpoints = checkpoints
-        self._sound = sound
+    `sound` reads an adapter folder through and raises AdapterError for a damaged one.
+    """
+
+    state: StateFolder
+    checkpoints: Checkpoints
+    sound: Callable[[Path], None]
 
     def all(self) -> list[Version]:
         """What is on disk, oldest first."""
-        line = self._state.lineage()
-        on_line = {checkpoint.step for checkpoint in self._checkpoints.among(self._state.ancestors(line.latest))}
-        return [self._version(checkpoint, line, checkpoint.step in on_line) for checkpoint in self._checkpoints.all()]
+        line = self.state.lineage()
+        on_line = {checkpoint.step for checkpoint in self.checkpoints.among(self.state.ancestors(line.latest))}
+        return [self._version(checkpoint, line, checkpoint.step in on_line) for checkpoint in self.checkpoints.all()]
 
     def one(self, version: int) -> Version:
         """One version on disk. Raises NotFound."""
@@ -89,8 +91,8 @@ class Versions:
         """The checkpoint to go back to, None for the bare model (0). Raises NotFound, StateError or AdapterError."""
         if version == 0:
             return None
-        checkpoint = self._checkpoints.at(version)
-        if checkpoint is None or version > self._state.position().steps_done:
+        checkpoint = self.checkpoints.at(version)
+        if checkpoint is None or version > self.state.position().steps_done:
             raise self._unknown(version)
         if damage := self._damage(checkpoint):
             raise StateError(damage, hint=HINT)
@@ -98,12 +100,12 @@ class Versions:
 
     def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Lineage:
         """Serve and learn on from a version that `checkpoint` has found sound; one transaction. `by`: a person, or what found it worse."""
-        line = self._state.lineage()
-        self._state.set_lineage(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
+        line = self.state.lineage()
+        self.state.set_lineage(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
         return line.back_to(version)
 
     def _version(self, checkpoint: Checkpoint, line: Lineage, on_line: bool) -> Version:
-        step = self._state.step_at(checkpoint.step)
+        step = self.state.step_at(checkpoint.step)
         base = None if step is None else step.adapter.base_version if step.adapter.base_version >= 0 else step.step - 1
         return Version(
             version=checkpoint.step,
@@ -134,34 +136,26 @@ class Versions:
                 return f"{checkpoint.learner_folder}: the learner's state is missing"
             if not Path(checkpoint.adapter.folder).is_dir():
                 return f"{checkpoint.adapter.folder}: the adapter is missing"
-            self._sound(Path(checkpoint.adapter.folder))
+            self.sound(Path(checkpoint.adapter.folder))
         except (StateError, AdapterError, OSError) as error:
             return str(error)
         return ""
 
     def _unknown(self, version: int) -> NotFound:
-        return unknown_version(version, [checkpoint.step for checkpoint in self._checkpoints.all()])
+        return unknown_version(version, [checkpoint.step for checkpoint in self.checkpoints.all()])
 
 
+@dataclass(slots=True)
 class ServingAdapter:
     """The adapter of the engine that serves. `switching` is held by whoever changes it."""
 
-    def __init__(
-        self,
-        backend: InferenceBackend,
-        state: StateFolder,
-        checkpoints: Checkpoints,
-        versions: Versions,
-        sink: EventSink,
-        clock: Clock,
-    ) -> None:
-        self.backend = backend
-        self.checkpoints = checkpoints
-        self.versions = versions
-        self.switching = asyncio.Lock()
-        self._state = state
-        self._sink = sink
-        self._clock = clock
+    backend: InferenceBackend
+    state: StateFolder
+    checkpoints: Checkpoints
+    versions: Versions
+    sink: EventSink
+    clock: Clock
+    switching: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def in_use(self) -> AdapterRef | None:
         """The adapter in use, None for the bare model."""
@@ -177,7 +171,7 @@ class ServingAdapter:
         return True
 
     async def rollback(self, version: int, by: str = "person", reason: str = "") -> Lineage:
-        """Serve this version at once, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
+        """Serve this version immediately, and go on learning from it (a step under way is finished first, and left). 0 is the bare model.
 
         `by`: a person, or what found the version in use worse, with its `reason` in one line.
 
@@ -186,32 +180,29 @@ class ServingAdapter:
         async with self.switching:
             checkpoint = await asyncio.to_thread(self.versions.checkpoint, version)
             await self.backend.swap_adapter(checkpoint.adapter if checkpoint else None)
-            line = self.versions.go_back(version, self._clock.now(), by, reason)
+            line = self.versions.go_back(version, self.clock.now(), by, reason)
         why = f" ({reason})" if reason else ""
         self._notice(f"went back to {version_name(version)}{why}; serving and learning go on from there")
-        self._sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
+        self.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 
     async def serve_newest(self) -> None:
-        """Serve the version that shall serve or else the newest undamaged one it was trained from, or the bare model; say so then."""
-        serving = self._state.lineage().serving
-        chosen, problem = await self._first_usable(serving)
-        if (chosen.step if chosen else 0) != serving:
-            used = f"the adapter of step {chosen.step}" if chosen else "the bare model"
-            self._notice(f"{problem}; going on with {used}")
-
-    async def _first_usable(self, serving: int) -> tuple[Checkpoint | None, str]:
-        """The checkpoint that is loaded now, and what was wrong with the one that should serve."""
-        problem = f"the checkpoint of step {serving} is missing"
-        for checkpoint in self.checkpoints.among(self._state.ancestors(serving)):
+        """Activate the lineage's active version; or else, with a notice, the newest undamaged one it came from, or the bare model."""
+        serving = self.state.lineage().serving
+        used, problem = "the bare model", f"the checkpoint of step {serving} is missing"
+        for checkpoint in self.checkpoints.among(self.state.ancestors(serving)):
             try:
                 checkpoint.manifest()
                 await self.backend.swap_adapter(checkpoint.adapter)
             except (AdapterError, StateError) as error:
                 problem = str(error) if checkpoint.step == serving else problem
                 continue
-            return checkpoint, problem
-        return None, problem
+            if checkpoint.step == serving:
+                return
+            used = f"the adapter of step {checkpoint.step}"
+            break
+        if serving:
+            self._notice(f"{problem}; going on with {used}")
 
     def _notice(self, text: str) -> None:
-        self._sink.emit(Notice(text, self._clock.now()))
+        self.sink.emit(Notice(text, self.clock.now()))

@@ -71,7 +71,7 @@ class AgentSettings:
     dial_rate: float | None
     offline_retry_s: float = 10.0
     gate: GateRules | None = None
-    """None: every step's adapter serves at once."""
+    """None: every step's adapter is active immediately."""
     daily_limits: DailyLimits = NO_LIMITS
     recheck_every: int | None = None
     """Steps after which the version that serves is examined again; with a gate only. None: never."""

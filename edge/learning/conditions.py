@@ -7,11 +7,11 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence
@@ -77,19 +77,6 @@ class MachineConditions:
         return reason_to_wait(self._rules, self._probe.read(), hour, quiet_s)
 
 
-class ScriptedProbe:
-    """Reads prepared values, the last one again and again; for tests and the simulator."""
-
-    def __init__(self, *readings: Readings) -> None:
-        self._readings = list(readings) or [Readings()]
-        self.reads = 0
-
-    def read(self) -> Readings:
-        """The next prepared value."""
-        self.reads += 1
-        return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
-
-
 def reason_to_wait(rules: ConditionRules, readings: Readings, hour: int, quiet_s: float) -> str:
     """The first limit that is not kept, in words; "" when all are."""
     if rules.on_mains and readings.on_mains is False:
@@ -120,6 +107,7 @@ def _below(value: float | None, limit: float | None) -> bool:
 
 _PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "acpitz", "soc_thermal", "thermal-fan-est")
 _PLAUSIBLE_C = (1.0, 125.0)
+T = TypeVar("T")
 
 
 class MachineProbe:
@@ -131,70 +119,49 @@ class MachineProbe:
 
     def read(self) -> Readings:
         """The present readings; what this system does not report is None."""
-        battery = _or_none(_battery)
+        import psutil
+
+        battery = _or_none(lambda: psutil.sensors_battery())
         return Readings(
-            on_mains=None if battery is None else battery[0],
-            battery_percent=None if battery is None else battery[1],
-            temperature_c=_or_none(_temperature),
+            on_mains=None if battery is None else battery.power_plugged,
+            battery_percent=None if battery is None else battery.percent,
+            temperature_c=_or_none(self._temperature),
             other_load=_or_none(self._other_load),
         )
 
+    def _temperature(self) -> float | None:
+        """The hottest plausible reading of the processor's sensors."""
+        import psutil
+
+        sensors = psutil.sensors_temperatures()
+        known = [name for name in sensors if name in _PROCESSOR_SENSORS or "cpu" in name.lower()]
+        readings = [entry.current for name in known for entry in sensors[name] if entry.current is not None]
+        return max((value for value in readings if _PLAUSIBLE_C[0] <= value <= _PLAUSIBLE_C[1]), default=None)
+
     def _other_load(self) -> float | None:
-        """Busy time of all processors without that of this process and its children, since the last reading."""
+        """Busy time of all processors without that of this process and its children, since the last reading.
+
+        Work of a child counts on when it has ended: it is no other program's.
+        """
         import psutil
 
         cores, now = psutil.cpu_count() or 1, self._clock.monotonic()
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-        own = _own_seconds()
+        me, own = psutil.Process(), 0.0
+        for process in (me, *me.children(recursive=True)):
+            with nullcontext() if process is me else suppress(psutil.Error):
+                spent = process.cpu_times()
+                ended = getattr(spent, "children_user", 0.0) + getattr(spent, "children_system", 0.0)
+                own += spent.user + spent.system + ended
         before, self._before = self._before, (now, busy, own)
         if before is None or now - before[0] <= 0.0:
             return None
         others = (busy - before[1]) - (own - before[2])
-        return min(1.0, max(0.0, others / ((now - before[0]) * cores)))
+        return float(min(1.0, max(0.0, others / ((now - before[0]) * cores))))
 
 
-def _own_seconds() -> float:
-    import psutil
-
-    me = psutil.Process()
-    times = [me.cpu_times(), *(_times_of(child) for child in me.children(recursive=True))]
-    return float(sum(_with_ended_children(time) for time in times if time is not None))
-
-
-def _with_ended_children(time: Any) -> float:
-    """Work of a child counts on when it has ended: it is no other program's."""
-    ended = getattr(time, "children_user", 0.0) + getattr(time, "children_system", 0.0)
-    return float(time.user + time.system + ended)
-
-
-def _times_of(process: Any) -> Any:
-    import psutil
-
-    try:
-        return process.cpu_times()
-    except psutil.Error:
-        return None
-
-
-def _battery() -> tuple[bool | None, float | None] | None:
-    import psutil
-
-    battery = psutil.sensors_battery()
-    return None if battery is None else (battery.power_plugged, battery.percent)
-
-
-def _temperature() -> float | None:
-    """The hottest plausible reading of the processor's sensors."""
-    import psutil
-
-    sensors = psutil.sensors_temperatures()
-    known = [name for name in sensors if name in _PROCESSOR_SENSORS or "cpu" in name.lower()]
-    readings = [entry.current for name in known for entry in sensors[name] if entry.current is not None]
-    return max((value for value in readings if _PLAUSIBLE_C[0] <= value <= _PLAUSIBLE_C[1]), default=None)
-
-
-def _or_none(reading: Callable[[], Any]) -> Any:
+def _or_none(reading: Callable[[], T]) -> T | None:
     """What cannot be read on this system is not known."""
     import psutil
 
@@ -208,20 +175,22 @@ LEAST_BYTES = 16 * 2**20
 _PROBE = ".room"
 
 
+@dataclass(slots=True)
 class DiskSpace:
     """Whether a folder has room for what a step writes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._has_failed = False
+    folder: Path
+    _has_failed: bool = field(default=False, init=False)
 
     def shortage(self) -> str:
         """Why no step may begin, or "" where there is space."""
-        needed, free = self._needed(), self._free()
+        needed, free = self._needed(), 0
+        with suppress(OSError):
+            free = shutil.disk_usage(self.folder).free
         if free < needed:
-            return f"no space on {self._folder}: {_mib(free)} MiB free, a step needs {_mib(needed)} MiB"
+            return f"no space on {self.folder}: {free // 2**20} MiB free, a step needs {needed // 2**20} MiB"
         if self._has_failed and not self._can_write(needed):
-            return f"no space on {self._folder}: it cannot be written"
+            return f"no space on {self.folder}: it cannot be written"
         self._has_failed = False
         return ""
 
@@ -232,67 +201,42 @@ class DiskSpace:
 
     def _needed(self) -> int:
         """Twice the newest checkpoint: the next one is written beside it, and the database needs some, too."""
-        newest = max((self._folder / "checkpoints").glob("[!.]*"), default=None)
-        size = 0 if newest is None else sum(_size(file) for file in newest.rglob("*"))
+        size, newest = 0, max((self.folder / "checkpoints").glob("[!.]*"), default=None)
+        for file in newest.rglob("*") if newest is not None else ():
+            with suppress(OSError):
+                size += file.stat().st_size if file.is_file() else 0
         return max(LEAST_BYTES, 2 * size)
 
-    def _free(self) -> int:
-        try:
-            return shutil.disk_usage(self._folder).free
-        except OSError:
-            return 0
-
     def _can_write(self, count: int) -> bool:
-        probe = self._folder / _PROBE
+        """Take so many bytes of the disk; where the system cannot promise them, write one."""
+        probe = self.folder / _PROBE
         try:
             with probe.open("wb") as file:
-                _reserve(file.fileno(), count)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, count)
+                else:
+                    os.write(file.fileno(), b"0")
+                    os.fsync(file.fileno())
             return True
         except OSError:
             return False
         finally:
-            _removed(probe)
-
-
-def _reserve(descriptor: int, count: int) -> None:
-    """Take so many bytes of the disk; where the system cannot promise them, write one."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, count)
-    else:
-        os.write(descriptor, b"0")
-        os.fsync(descriptor)
-
-
-def _removed(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size if file.is_file() else 0
-    except OSError:
-        return 0
-
-
-def _mib(count: int) -> int:
-    return count // 2**20
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
 
 
 PAUSED = "learning_paused"
 BY_YOU = "paused by you"
 _CHECK_S = 5.0
-"""Seconds from look to look where no conditions name them."""
+"""Seconds from check to check where no conditions name them."""
 
 
-def is_paused(state: StateFolder) -> bool:
+def learning_is_paused(state: StateFolder) -> bool:
     """Whether a person has paused learning."""
     return state.meta(PAUSED) == "1"
 
 
-def set_paused(state: StateFolder, paused: bool) -> None:
+def pause_learning(state: StateFolder, paused: bool) -> None:
     """Pause or resume learning, for good; a running agent's `Readiness` must be informed, too."""
     state.set_meta(PAUSED, "1" if paused else "")
 
@@ -301,105 +245,87 @@ async def _nothing() -> None:
     return None
 
 
+@dataclass(slots=True)
 class Readiness:
-    """Says when the next step may begin."""
+    """Whether the next step may begin.
 
-    def __init__(
-        self,
-        gate: ServingPrecedence,
-        conditions: LearningConditions | None,
-        disk_space: DiskSpace,
-        state: StateFolder,
-        sink: EventSink,
-        clock: Clock,
-    ) -> None:
-        """`conditions`: None where learning may always use the machine."""
-        self._gate = gate
-        self._conditions = conditions
-        self._disk_space = disk_space
-        self._state = state
-        self._sink = sink
-        self._clock = clock
-        self._changed = asyncio.Event()
-        self._wait: int | None = None
-        self.waiting = ""
-        self.waits = 0
-        """How often it was found that no step may begin."""
+    `conditions`: None where learning may always use the machine.
+    """
+
+    precedence: ServingPrecedence
+    conditions: LearningConditions | None
+    disk_space: DiskSpace
+    state: StateFolder
+    sink: EventSink
+    clock: Clock
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _wait: int | None = field(default=None, init=False)
+    waiting: str = field(default="", init=False)
+    waits: int = field(default=0, init=False)
+    """How often it was found that no step may begin."""
 
     def pause(self, paused: bool) -> None:
         """Pause or resume, durably; takes effect before the next step."""
-        set_paused(self._state, paused)
+        pause_learning(self.state, paused)
         self._changed.set()
 
     @property
     def held_back(self) -> bool:
         """Somebody is served, or the next step waits."""
-        return self._gate.busy or bool(self.waiting)
+        return self.precedence.busy or bool(self.waiting)
 
     def reason(self) -> str:
         """Why the next step waits, or would; a pause and its end take effect immediately."""
-        if is_paused(self._state):
+        if learning_is_paused(self.state):
             return BY_YOU
         return "" if self.waiting == BY_YOU else self.waiting
 
-    async def ready(self, at_each_look: Callable[[], Awaitable[None]] = _nothing) -> None:
-        """Return when nothing holds learning back; looked at again every few seconds, and at once when a pause ends.
+    async def ready(self, while_waiting: Callable[[], Awaitable[None]] = _nothing) -> None:
+        """Return when nothing holds learning back; checked again every few seconds, and immediately when a pause ends.
 
-        `at_each_look` is awaited while it is waited: what must be seen to although no step is made.
+        `while_waiting` is awaited after each check: what must be seen to although no step is made.
         """
         try:
-            await self._gate.idle()
+            await self.precedence.idle()
             while reason := self._reason():
                 self.waits += 1
                 self._note(reason)
-                await at_each_look()
-                await self._next_look()
-                await self._gate.idle()
+                await while_waiting()
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK_S if self.conditions is None else self.conditions.check_s):
+                        await self._changed.wait()
+                await self.precedence.idle()
         finally:
             self._note("")
 
     def _reason(self) -> str:
-        if is_paused(self._state):
+        if learning_is_paused(self.state):
             return BY_YOU
-        why = self._disk_space.shortage()
-        if not why and self._conditions is not None:
-            why = self._conditions.waiting_for(self._clock.now(), self._gate.quiet_s)
+        why = self.disk_space.shortage()
+        if not why and self.conditions is not None:
+            why = self.conditions.waiting_for(self.clock.now(), self.precedence.quiet_s)
         return f"waiting: {why}" if why else ""
 
-    async def _next_look(self) -> None:
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(_CHECK_S if self._conditions is None else self._conditions.check_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
     def _note(self, reason: str) -> None:
-        """Keep what is waited for and since when; a wait that a crash cuts ends with its last look. A full disk keeps none."""
-        now, same = self._clock.now(), _kind(reason) == _kind(self.waiting)
+        """Keep what is waited for and since when; a wait that a crash cuts ends with its last check. A full disk keeps none."""
+        now, same = self.clock.now(), _kind(reason) == _kind(self.waiting)
         with suppress(sqlite3.Error):
-            self._keep(reason, now, same=same)
+            wait, self._wait = self._wait, self._wait if same else None
+            if wait is not None:
+                with self.state.database as database:
+                    database.execute("UPDATE waits SET ended_at = ? WHERE id = ?", (now, wait))
+            if reason and self._wait is None:
+                with self.state.database as database:
+                    query = "INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)"
+                    self._wait = database.execute(query, (now, now, _kind(reason))).lastrowid
         if not same:
-            self._sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
+            self.sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
         self.waiting = reason
-
-    def _keep(self, reason: str, now: float, *, same: bool) -> None:
-        wait = self._wait
-        self._wait = wait if same else None
-        if wait is not None:
-            with self._state.database as database:
-                database.execute("UPDATE waits SET ended_at = ? WHERE id = ?", (now, wait))
-        if reason and self._wait is None:
-            self._wait = self._begin(reason, now)
-
-    def _begin(self, reason: str, now: float) -> int | None:
-        with self._state.database as database:
-            query = "INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)"
-            return database.execute(query, (now, now, _kind(reason))).lastrowid
 
 
 def _kind(reason: str) -> str:
-    """A reason without its numbers, which change from look to look."""
+    """A reason without its numbers, which change from check to check."""
     return reason.removeprefix("waiting: ").split(":")[0].split(" at ")[0].split(" use ")[0]
 
 
@@ -423,10 +349,10 @@ def machine_load_notice(other_load: float, settings: Sequence[str]) -> str:
 
 
 class MachineLoadNotice:
-    """Hands events on, and says once in a run that a step is slow because of other programs."""
+    """Passes events on, and reports once in a run that a step is slow because of other programs."""
 
     def __init__(self, inner: EventSink, probe: Probe, clock: Clock, settings: Sequence[str]) -> None:
-        """`settings`: what would help, see `thread_settings`; nothing is said without any."""
+        """`settings`: what would help, see `thread_settings`; nothing is reported without any."""
         self._inner = inner
         self._probe = probe
         self._clock = clock
@@ -434,25 +360,15 @@ class MachineLoadNotice:
         self._since: float | None = None
 
     def emit(self, event: Event) -> None:
-        """Hand one event on, and look at the machine where a step took long."""
+        """Pass one event on, and read the machine's load where a step took long; it is measured from the step's beginning."""
         self._inner.emit(event)
-        if isinstance(event, (StepProgress, StepFinished)) and self._is_slow():
-            self._look()
-        if isinstance(event, (RunStarted, LearningResumed, StepFinished)):
-            self._begin()
-
-    def _begin(self) -> None:
-        """The load is read from here on."""
-        if self._settings:
+        slow = self._since is not None and self._clock.monotonic() - self._since >= SLOW_S
+        if slow and isinstance(event, (StepProgress, StepFinished)):
+            load, self._since = self._probe.read().other_load, self._clock.monotonic()
+            if load is not None and load >= HIGH_LOAD:
+                text = "this step is slow: " + machine_load_notice(load, self._settings)
+                self._inner.emit(Notice(text, self._clock.now()))
+                self._settings, self._since = (), None
+        if isinstance(event, (RunStarted, LearningResumed, StepFinished)) and self._settings:
             self._probe.read()
             self._since = self._clock.monotonic()
-
-    def _is_slow(self) -> bool:
-        return self._since is not None and self._clock.monotonic() - self._since >= SLOW_S
-
-    def _look(self) -> None:
-        load = self._probe.read().other_load
-        self._since = self._clock.monotonic()
-        if load is not None and load >= HIGH_LOAD:
-            self._inner.emit(Notice("this step is slow: " + machine_load_notice(load, self._settings), self._clock.now()))
-            self._settings, self._since = (), None

@@ -53,7 +53,7 @@ class HeldOut:
 
 
 class Curriculum:
-    """Phases over task sources, continued where the state folder says."""
+    """Phases over task sources, continued where the state folder stands."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import importlib.util
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from edge.core.events import Event
 from edge.core.files import replacing
 from edge.core.formatting import percent
 from edge.core.install import install_extra
-from edge.learning.forgetting import Forgetting, PhaseSpan, forgetting_of, phase_spans
+from edge.learning.forgetting import PhaseSpan, forgetting_of, phase_spans
 from edge.state.events import FamilyScores, HeldOutScored, PhaseStarted, StepFinished
 
 _WINDOW = 15
@@ -127,7 +128,9 @@ def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldO
         own = sorted((result for result in held_out if result.source == source), key=lambda result: result.step)
         style = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
         name = own[0].task if len(tasks) == len(sources) else source.removeprefix("practice:")
-        at, label = [result.step for result in own], f"{name}\n({_range_of_items(own)} items)"
+        counts = sorted({result.items for result in own})
+        items = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        at, label = [result.step for result in own], f"{name}\n({items} items)"
         low, high = zip(*(result.forced_local_interval for result in own), strict=True)
         accuracy.fill_between(at, low, high, color=style["color"], alpha=0.13, linewidth=0)
         accuracy.plot(at, [result.forced_local_accuracy for result in own], linewidth=2.0, label=label, **style)
@@ -136,23 +139,14 @@ def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldO
     accuracy.set(ylabel="forced local: share correct\n(band: 95 % interval)", ylim=(-0.02, 1.02))
     kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
     rate.set(ylabel="share of\nitems that ask", ylim=(-0.02, 1.02))
-    entries = forgetting_of([step for span in spans for step in span.steps], held_out)
-    title = "\n".join(["Held-out items while learning (temperature 0, no cloud)", *map(_forgetting_line, entries)])
+    title = "Held-out items while learning (temperature 0, no cloud)"
+    for entry in forgetting_of([step for span in spans for step in span.steps], held_out):
+        title += f"\n{entry.task}: {percent(entry.during_task_acc)} at the end of its phase"
+        if entry.post_switch_acc is not None:
+            title += f", {percent(entry.post_switch_acc)} after the switch"
+        if entry.forgetting_rate is not None:
+            title += f", forgetting rate {percent(entry.forgetting_rate)}"
     return _save(figure, (accuracy, kept, rate), spans, path, title)
-
-
-def _forgetting_line(entry: Forgetting) -> str:
-    words = [f"{entry.task}: {percent(entry.during_task_acc)} at the end of its phase"]
-    if entry.post_switch_acc is not None:
-        words.append(f"{percent(entry.post_switch_acc)} after the switch")
-    if entry.forgetting_rate is not None:
-        words.append(f"forgetting rate {percent(entry.forgetting_rate)}")
-    return ", ".join(words)
-
-
-def _range_of_items(results: Sequence[HeldOutScored]) -> str:
-    counts = sorted({result.items for result in results})
-    return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _of_family(family: str, value: Callable[[FamilyScores], float | None]) -> Callable[[StepFinished], float | None]:
@@ -206,7 +200,12 @@ def _number(value: float | None) -> float:
 
 def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Path, title: str) -> Path:
     for axis in axes:
-        _mark_phases(axis, spans)
+        for number, span in enumerate(
+            spans
+        ):  # every other phase is shaded; the others are spanned too, in no colour, to show all steps
+            axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE if number % 2 else "none", zorder=-2, linewidth=0)
+            if number:
+                axis.axvline(span.first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
         axis.grid(alpha=0.25)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
@@ -218,14 +217,6 @@ def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Pa
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format=path.suffix.removeprefix("."))
     return path
-
-
-def _mark_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
-    """Shades every other phase. The others are spanned too, in no colour, so that the panel shows all steps whatever is drawn in it."""
-    for number, span in enumerate(spans):
-        axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE if number % 2 else "none", zorder=-2, linewidth=0)
-        if number:
-            axis.axvline(span.first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
 
 
 def _name_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
@@ -250,20 +241,22 @@ SHOWN_STEPS = 2000
 Draw = Callable[[Path, Sequence[StepFinished], Sequence[HeldOutScored]], list[Path]]
 
 
+@dataclass(slots=True)
 class LiveFigures:
-    """An event sink that keeps the figures in a folder up to date while it is open."""
+    """An event sink that keeps the figures in a folder up to date while it is open.
 
-    def __init__(self, folder: Path, say: Callable[[str], None], draw: Draw = write_figures) -> None:
-        """Opened once. `say` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread."""
-        self._folder = folder
-        self._say = say
-        self._draw = draw
-        self._steps: deque[StepFinished] = deque(maxlen=SHOWN_STEPS)
-        self._held_out: list[HeldOutScored] = []
-        self._undrawn = 0
-        self._told = False
-        self._due = asyncio.Event()
-        self._closing = False
+    Opened once. `report` gets one line for a person: where the figures are, or why there are none. `draw` is called on a thread.
+    """
+
+    folder: Path
+    report: Callable[[str], None]
+    draw: Draw = write_figures
+    _steps: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS), init=False)
+    _held_out: list[HeldOutScored] = field(default_factory=list, init=False)
+    _undrawn: int = field(default=0, init=False)
+    _reported: bool = field(default=False, init=False)
+    _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _closing: bool = field(default=False, init=False)
 
     def emit(self, event: Event) -> None:
         """Take one event; draws nothing itself."""
@@ -282,7 +275,7 @@ class LiveFigures:
     ) -> AsyncIterator[None]:
         """Go on from what the run did before, draw while it goes on and, `at_the_end`, once more if there is anything new."""
         if missing := what_is_missing():
-            self._say(missing)
+            self.report(missing)
             yield
             return
         self._steps.extendleft(reversed(steps[-SHOWN_STEPS:]))
@@ -297,27 +290,21 @@ class LiveFigures:
             await drawing
 
     async def _keep_drawing(self) -> None:
+        """Draw whenever it is due, until closed or until drawing fails, which is reported."""
         closing = False
         while not closing:
             await self._due.wait()
             self._due.clear()
             closing = self._closing  # as it was before drawing: what comes meanwhile is drawn once more
-            if self._undrawn and self._steps and not await self._drawn():
+            if not (self._undrawn and self._steps):
+                continue
+            self._undrawn = 0
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(self.draw, self.folder, tuple(self._steps), tuple(self._held_out))
+            except Exception as error:  # a full disk or a broken plotting library is no reason to stop learning
+                self.report(f"figures are no longer drawn: {type(error).__name__}: {error}")
                 return
-
-    async def _drawn(self) -> bool:
-        """Draw everything; False when it failed, which is reported."""
-        self._undrawn = 0
-        try:
-            await asyncio.to_thread(self._draw_all, tuple(self._steps), tuple(self._held_out))
-        except Exception as error:  # a full disk or a broken plotting library is no reason to stop learning
-            self._say(f"figures are no longer drawn: {type(error).__name__}: {error}")
-            return False
-        if not self._told:
-            self._say(f"figures in {self._folder}, drawn again every {STEPS_BETWEEN} steps")
-            self._told = True
-        return True
-
-    def _draw_all(self, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._draw(self._folder, steps, held_out)
+            if not self._reported:
+                self.report(f"figures in {self.folder}, drawn again every {STEPS_BETWEEN} steps")
+                self._reported = True

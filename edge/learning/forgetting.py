@@ -53,9 +53,6 @@ def phase_spans(steps: Sequence[StepFinished]) -> list[PhaseSpan]:
     return [PhaseSpan(phase, source, task, tuple(members)) for (phase, source, task), members in grouped]
 
 
-Key = tuple[str, int, str, int]
-
-
 class Examinee(Protocol):
     """An agent that can be asked what its present adapter makes of items."""
 
@@ -84,7 +81,7 @@ class RetentionWatch:
         """
         self._examinee = examinee
         self._exams = [(one, candidates_of((item, 1.0) for item in one.items)) for one in held_out if one.items]
-        self._seen: set[Key] = {_key(result) for result in seen}
+        self._seen = {(result.run_id, result.step, result.source, result.adapter_version) for result in seen}
         self._sink = sink
         self._clock = clock
         self._run_id = run_id
@@ -92,14 +89,9 @@ class RetentionWatch:
 
     async def between_steps(self, plan: StepPlan | None, steps_done: int, adapter_version: int) -> None:
         """`plan` is what comes next, None when all phases are done."""
-        if self._is_due(plan, steps_done):
-            await self._look(steps_done, adapter_version)
-
-    def _is_due(self, plan: StepPlan | None, steps_done: int) -> bool:
         phase_boundary = plan is None or plan.phase_step == 1
-        return phase_boundary or bool(self._every and steps_done % self._every == 0)
-
-    async def _look(self, steps_done: int, adapter_version: int) -> None:
+        if not phase_boundary and not (self._every and steps_done % self._every == 0):
+            return
         missing = [exam for exam in self._exams if (self._run_id, steps_done, exam[0].source, adapter_version) not in self._seen]
         done, total = 0, sum(len(candidates) for _, candidates in missing)
 
@@ -110,25 +102,22 @@ class RetentionWatch:
 
         for held_out, candidates in missing:
             scores = await self._examinee.examine(candidates, on_item)
-            result = self._result(held_out, scores, steps_done, adapter_version)
-            self._seen.add(_key(result))
+            result = HeldOutScored(
+                run_id=self._run_id,
+                step=steps_done,
+                source=held_out.source,
+                task=held_out.task,
+                adapter_version=adapter_version,
+                items=scores.items,
+                forced_local_accuracy=scores.forced_local_accuracy,
+                forced_local_interval=scores.intervals.forced_local_accuracy or (0.0, 1.0),
+                kept_accuracy=scores.kept_accuracy,
+                coverage=scores.coverage,
+                assist_rate=scores.assist_rate,
+                at=self._clock.now(),
+            )
+            self._seen.add((self._run_id, steps_done, held_out.source, adapter_version))
             self._sink.emit(result)
-
-    def _result(self, held_out: HeldOut, scores: Scores, steps_done: int, adapter_version: int) -> HeldOutScored:
-        return HeldOutScored(
-            run_id=self._run_id,
-            step=steps_done,
-            source=held_out.source,
-            task=held_out.task,
-            adapter_version=adapter_version,
-            items=scores.items,
-            forced_local_accuracy=scores.forced_local_accuracy,
-            forced_local_interval=scores.intervals.forced_local_accuracy or (0.0, 1.0),
-            kept_accuracy=scores.kept_accuracy,
-            coverage=scores.coverage,
-            assist_rate=scores.assist_rate,
-            at=self._clock.now(),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +125,7 @@ class Forgetting:
     """What became of a phase's task after the switch away from it.
 
     Accuracies are forced-local: what the weights can do, however willing the model is to ask. `during` is measured after the phase's
-    last step, `post` at the last look before the source is learned again. None: not measured, or the rate of an accuracy of 0.
+    last step, `post` at the last scoring before the source is learned again. None: not measured, or the rate of an accuracy of 0.
     """
 
     phase: int
@@ -156,40 +145,29 @@ class Forgetting:
 
 
 def forgetting_of(steps: Sequence[StepFinished], results: Sequence[HeldOutScored]) -> list[Forgetting]:
-    """One entry for each phase that another source followed and whose own source was looked at after its last step."""
-    spans = phase_spans(steps)
-    entries = [_forgetting(span, spans[index + 1 :], results) for index, span in enumerate(spans[:-1])]
-    return [entry for entry in entries if entry is not None]
-
-
-def _forgetting(span: PhaseSpan, later: Sequence[PhaseSpan], results: Sequence[HeldOutScored]) -> Forgetting | None:
-    if later[0].source == span.source:
-        return None
-    until = next((other.first - 1 for other in later if other.source == span.source), later[-1].last)
-    own = sorted((result for result in results if result.source == span.source), key=lambda result: result.step)
-    during = next((result for result in own if result.step == span.last), None)
-    post = next((result for result in reversed(own) if span.last < result.step <= until), None)
-    if during is None:
-        return None
-    return Forgetting(
-        phase=span.phase,
-        source=span.source,
-        task=span.task,
-        during_step=during.step,
-        post_step=post.step if post else None,
-        during_task_acc=during.forced_local_accuracy,
-        post_switch_acc=post.forced_local_accuracy if post else None,
-        forgetting_rate=_rate(during, post),
-        during_kept_accuracy=during.kept_accuracy,
-        post_kept_accuracy=post.kept_accuracy if post else None,
-    )
-
-
-def _rate(during: HeldOutScored, post: HeldOutScored | None) -> float | None:
-    if post is None or during.forced_local_accuracy == 0.0:
-        return None
-    return forgetting_rate(during.forced_local_accuracy, post.forced_local_accuracy)
-
-
-def _key(result: HeldOutScored) -> Key:
-    return (result.run_id, result.step, result.source, result.adapter_version)
+    """One entry for each phase that another source followed and whose own source was scored after its last step."""
+    spans, entries = phase_spans(steps), []
+    for index, span in enumerate(spans[:-1]):
+        later = spans[index + 1 :]
+        until = next((other.first - 1 for other in later if other.source == span.source), later[-1].last)
+        own = sorted((result for result in results if result.source == span.source), key=lambda result: result.step)
+        during = next((result for result in own if result.step == span.last), None)
+        if during is None or later[0].source == span.source:
+            continue
+        post = next((result for result in reversed(own) if span.last < result.step <= until), None)
+        before, after = during.forced_local_accuracy, post.forced_local_accuracy if post else None
+        entries.append(
+            Forgetting(
+                phase=span.phase,
+                source=span.source,
+                task=span.task,
+                during_step=during.step,
+                post_step=post.step if post else None,
+                during_task_acc=before,
+                post_switch_acc=after,
+                forgetting_rate=None if after is None or before == 0.0 else forgetting_rate(before, after),
+                during_kept_accuracy=during.kept_accuracy,
+                post_kept_accuracy=post.kept_accuracy if post else None,
+            )
+        )
+    return entries

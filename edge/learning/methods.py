@@ -5,7 +5,6 @@ The estimator of every method has the form Σ_prompts w Σ_i A_i ∇ log π(y_i)
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -63,7 +62,7 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """As `learning.method` says it."""
+        """As in `learning.method`."""
         ...
 
     @property
@@ -137,13 +136,13 @@ class Grpo:
 
     def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """The mean over a response's tokens lies in its advantage, the mean over the group in the group's weight."""
-        return [self._group(group, terms.task) for group in usable_groups(groups)]
-
-    def _group(self, group: ScoredGroup, task: str) -> GroupAdvantages:
-        advantages_G = grpo_advantages(self.assist.rewards(group, task))
-        lengths_G = [max(1, len(one.response.token_ids)) for one in group.unmasked]
-        per_token_G = [advantage / length for advantage, length in zip(advantages_G, lengths_G, strict=True)]
-        return GroupAdvantages(group, per_token_G, 1.0 / len(per_token_G))
+        found = []
+        for group in usable_groups(groups):
+            advantages_G = grpo_advantages(self.assist.rewards(group, terms.task))
+            lengths_G = [max(1, len(one.response.token_ids)) for one in group.unmasked]
+            per_token_G = [advantage / length for advantage, length in zip(advantages_G, lengths_G, strict=True)]
+            found.append(GroupAdvantages(group, per_token_G, 1.0 / len(per_token_G)))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +177,13 @@ class Gapg:
     may_ask: ClassVar[bool] = True
 
     def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
-        """The kept groups; the batch's mean is over these."""
+        """The groups that the filter leaves; the batch's mean is over these."""
         usable = usable_groups(groups)
-        kept = gapg_kept_prompts([prompt_outcome(group) for group in usable], _quota(terms.target_rate), self._rng(terms))
+        # calls per local answer; more than any batch holds where everything may be asked
+        quota = calls_per_local(terms.target_rate) if terms.target_rate < 1.0 else float(2**31)
+        rng = stream(self.seed, "gapg", terms.task, terms.step)
+        kept = gapg_kept_prompts([prompt_outcome(group) for group in usable], quota, rng)
         return [_unbiased(usable[index], gapg_advantages(self.assist.rewards(usable[index], terms.task))) for index in kept]
-
-    def _rng(self, terms: StepTerms) -> random.Random:
-        return stream(self.seed, "gapg", terms.task, terms.step)
 
 
 def usable_groups(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
@@ -213,11 +212,6 @@ def _cloud_advantage(group: ScoredGroup, dual: float) -> float | None:
 
 def _right(one: ScoredResponse) -> bool:
     return one.judged and one.correct and one.format_ok
-
-
-def _quota(target_rate: float) -> float:
-    """Calls per local answer; more than any batch holds where everything may be asked."""
-    return calls_per_local(target_rate) if target_rate < 1.0 else float(2**31)
 
 
 def _unbiased(group: ScoredGroup, advantages_G: Sequence[float]) -> GroupAdvantages:

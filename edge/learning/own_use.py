@@ -53,7 +53,7 @@ def own_item(item: TaskItem, *, sent: bool) -> OwnItem:
 
 @dataclass(slots=True)
 class _Known:
-    """What the answers to one question say of it, in the order of the verdicts."""
+    """What the answers to one question show of it, in the order of the verdicts."""
 
     task: str
     prompt: str
@@ -84,46 +84,48 @@ def own_items(reporter: FeedbackBook, *, feedback: bool, agreement: bool) -> lis
 
 
 def _gathered(answers: Iterable[RatedAnswer], *, use_verdicts: bool, agreement: bool) -> dict[tuple[str, str], _Known]:
+    """By task and words of the question. An answer that was cut is none to learn."""
     known: dict[tuple[str, str], _Known] = {}
     for answer in answers:
-        record = answer.record
+        record, feedback = answer.record, answer.feedback
         prompt, task = str(record.get("prompt") or "").strip(), str(record.get("task") or "")
         if not prompt or not task or int(record.get("turns") or 1) > 1:
             continue
+        final, whole = final_answer(str(record.get("final") or "")), record.get("finish", "stop") == "stop"
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))
         one.sent = one.sent or bool(record.get("call_state") in _LEFT or record.get("cloud_text"))
-        if use_verdicts:
-            _note_verdict(one, answer)
-        if agreement and record.get("source") == "cloud" and answer.feedback.verdict != "bad" and _whole(record):
-            one.agreed.append(final_answer(str(record.get("final") or "")))
+        if use_verdicts and feedback.correction:
+            one.corrections.append(final_answer(feedback.correction))
+        if use_verdicts and feedback.verdict == "bad" and final:
+            one.disliked.append(final)
+        if use_verdicts and feedback.verdict == "good" and final and whole and not feedback.correction:
+            one.liked.append(final)
+        if agreement and record.get("source") == "cloud" and feedback.verdict != "bad" and whole:
+            one.agreed.append(final)
     return known
 
 
-def _note_verdict(known: _Known, answer: RatedAnswer) -> None:
-    final, verdict = final_answer(str(answer.record.get("final") or "")), answer.feedback.verdict
-    if answer.feedback.correction:
-        known.corrections.append(final_answer(answer.feedback.correction))
-    if verdict == "bad" and final:
-        known.disliked.append(final)
-    if verdict == "good" and final and _whole(answer.record) and not answer.feedback.correction:
-        known.liked.append(final)
-
-
-def _whole(record: dict[str, object]) -> bool:
-    """A cut answer is no answer to learn."""
-    return record.get("finish", "stop") == "stop"
-
-
 def _item(known: _Known) -> OwnItem | None:
-    """None where no right answer is known, and for open questions whose answer only agreement would show."""
-    right = _right(known)
-    if not right:
+    """None where no right answer is known, and for open questions whose answer only agreement would show.
+
+    Right is the newest correction, else every liked answer that was not disliked later, else what the cloud answered last.
+    """
+    if known.corrections:
+        right: tuple[str, ...] = (known.corrections[-1],)
+    else:
+        disliked = {plain_words(answer) for answer in known.disliked}
+        liked = [answer for answer in known.liked if plain_words(answer) not in disliked]
+        agreed = [answer for answer in known.agreed if answer and plain_words(answer) not in disliked]
+        right = tuple(dict.fromkeys(liked)) or tuple(agreed[-1:])
+    closed = all(map(is_short, right))
+    if not right or (not closed and not (known.corrections or known.liked)):
         return None
     options = _options(known.prompt)
-    form = _form(right, options)
-    closed = all(map(is_short, right))
-    if not closed and not (known.corrections or known.liked):
-        return None
+    form: Form = "text"
+    if options and all(_LETTER.fullmatch(answer) or answer in options for answer in right):
+        form = "choice"
+    elif all(len(answer) <= 80 and _NUMBER.fullmatch(answer.strip()) for answer in right):
+        form = "math"
     wrong = tuple(dict.fromkeys(answer for answer in known.disliked if answer not in right))
     digest = hashlib.sha256(f"{known.task}\x1f{plain_words(known.prompt)}".encode("utf-8", "surrogatepass")).hexdigest()
     item = TaskItem(
@@ -140,22 +142,6 @@ def _item(known: _Known) -> OwnItem | None:
     return own_item(item, sent=known.sent)
 
 
-def _right(known: _Known) -> tuple[str, ...]:
-    """The newest correction, else every liked answer that was not disliked later, else what the cloud said last."""
-    if known.corrections:
-        return (known.corrections[-1],)
-    refused = {plain_words(answer) for answer in known.disliked}
-    liked = [answer for answer in known.liked if plain_words(answer) not in refused]
-    agreed = [answer for answer in known.agreed if answer and plain_words(answer) not in refused]
-    return tuple(dict.fromkeys(liked)) or tuple(agreed[-1:])
-
-
-def _form(right: tuple[str, ...], options: tuple[str, ...]) -> Form:
-    if options and all(_LETTER.fullmatch(answer) or answer in options for answer in right):
-        return "choice"
-    return "math" if all(len(answer) <= 80 and _NUMBER.fullmatch(answer.strip()) for answer in right) else "text"
-
-
 def _options(prompt: str) -> tuple[str, ...]:
     """The options among the lines of a question, lettered from A without gaps; () where there are none."""
     found = [match for line in prompt.split("\n") if (match := _OPTION.fullmatch(line.strip()))]
@@ -166,141 +152,131 @@ def _options(prompt: str) -> tuple[str, ...]:
 MOST_FILES = 200
 MOST_BYTES = 64 << 20
 MOST_ITEMS = 100_000
-"""Of one file; every item is looked at before each step of one's own use."""
+"""Of one file; every item is checked before each step of one's own use."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What a file looked like: size and time of change say if it must be read again, the digest if it is another one."""
+class _File:
+    """A file as it was read: size and time of change show whether it must be read again, the digest whether it is another one.
+
+    `problem`: why none of it is used; `more`: why not all of it is.
+    """
 
     size: int
     changed_ns: int
     digest: str
-    items: tuple[OwnItem, ...]
+    items: tuple[OwnItem, ...] = ()
     problem: str = ""
     more: str = ""
 
 
+@dataclass(slots=True)
 class WatchedFolder:
-    """The `*.jsonl` files of one folder."""
+    """The `*.jsonl` files of one folder.
 
-    def __init__(self, folder: Path, notice: Callable[[str], None]) -> None:
-        """`notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read."""
-        self.folder = folder
-        self.items: tuple[OwnItem, ...] = ()
-        """Of every good file at the last look, files in the order of their names; a question that stands in several counts once."""
-        self.problems: dict[str, str] = {}
-        """What was wrong with the bad files, by name."""
-        self._notice = notice
-        self._looking = asyncio.Lock()
-        self._notices: list[str] = []
-        self._looks: dict[Path, _Look] = {}
-        self._half: dict[Path, tuple[int, int]] = {}
-        self._said = ""
+    `notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read.
+    """
 
-    async def look(self) -> None:
+    folder: Path
+    notice: Callable[[str], None]
+    items: tuple[OwnItem, ...] = field(default=(), init=False)
+    """Of every good file at the last check, files in the order of their names; a question that stands in several counts once."""
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _notices: list[str] = field(default_factory=list, init=False)
+    _files: dict[Path, _File] = field(default_factory=dict, init=False)
+    _half: dict[Path, tuple[int, int]] = field(default_factory=dict, init=False)
+    _folder_problem: str = field(default="", init=False)
+
+    async def check(self) -> None:
         """Read what has changed. `items` is another object only when something has."""
-        async with self._looking:
-            items = await asyncio.to_thread(self._items)
+        async with self._checking:
+            items = await asyncio.to_thread(self._read_changed)
             if items is not None:
                 self.items = items
-            self.problems = {path.name: look.problem for path, look in sorted(self._looks.items()) if look.problem}
             notices, self._notices = self._notices, []
         for text in notices:
-            self._notice(text)
+            self.notice(text)
 
-    def _items(self) -> tuple[OwnItem, ...] | None:
+    def _read_changed(self) -> tuple[OwnItem, ...] | None:
         """None where every file holds what it held."""
-        before = {path: look.digest for path, look in self._looks.items()}
-        self._look()
-        if before == {path: look.digest for path, look in self._looks.items()}:
-            return None
-        found: dict[tuple[str, str, str], OwnItem] = {}
-        for path in sorted(self._looks):
-            for one in self._looks[path].items:
-                found.setdefault((one.item.task, one.item.question, one.item.answer), one)
-        return tuple(found.values())
-
-    def _look(self) -> None:
+        before = {path: file.digest for path, file in self._files.items()}
+        problem, paths = "", []
         try:
             paths = sorted(path for path in self.folder.iterdir() if path.suffix == ".jsonl" and not path.name.startswith("."))
         except OSError as error:
-            self._say_once(f"{self.folder}: the folder of task files cannot be read ({error.strerror})")
-            self._looks.clear()
-            return
+            problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror})"
         if len(paths) > MOST_FILES:
-            self._say_once(f"{self.folder}: {len(paths)} task files; the first {MOST_FILES} by name are used")
-        else:
-            self._said = ""
-        for gone in set(self._looks) - set(paths[:MOST_FILES]):
-            del self._looks[gone]
+            problem = f"{self.folder}: {len(paths)} task files; the first {MOST_FILES} by name are used"
+        if problem and problem != self._folder_problem:
+            self._notices.append(problem)
+        self._folder_problem = problem
+        for gone in set(self._files) - set(paths[:MOST_FILES]):
+            del self._files[gone]
         for path in paths[:MOST_FILES]:
-            self._look_at(path)
+            self._check_file(path)
+        if before == {path: file.digest for path, file in self._files.items()}:
+            return None
+        found: dict[tuple[str, str, str], OwnItem] = {}
+        for path in sorted(self._files):
+            for one in self._files[path].items:
+                found.setdefault((one.item.task, one.item.question, one.item.answer), one)
+        return tuple(found.values())
 
-    def _look_at(self, path: Path) -> None:
+    def _check_file(self, path: Path) -> None:
+        known = self._files.get(path)
         try:
             before = path.stat()
-            known = self._looks.get(path)
             if not path.is_file() or (known and (known.size, known.changed_ns) == (before.st_size, before.st_mtime_ns)):
                 return
             content = path.read_bytes() if before.st_size <= MOST_BYTES else b""
             after = path.stat()
         except OSError as error:
-            self._take(path, _Look(-1, -1, "", (), f"cannot be read ({error.strerror})"))
+            self._take(path, _File(-1, -1, "", problem=f"cannot be read ({error.strerror})"))
             return
         seen = (after.st_size, after.st_mtime_ns)
-        if (before.st_size, before.st_mtime_ns) != seen or self._may_be_half(path, content, seen):
+        if (before.st_size, before.st_mtime_ns) != seen:
             return
+        if not content.endswith((b"\n", b"}")) and self._half.get(path) != seen:
+            self._half[path] = seen  # a last line without an end may still grow: it is given until the next check
+            return
+        self._half.pop(path, None)
         digest = hashlib.sha256(content).hexdigest()
         if known and known.digest == digest:
-            self._looks[path] = replace(known, size=seen[0], changed_ns=seen[1])
+            self._files[path] = replace(known, size=seen[0], changed_ns=seen[1])
         else:
-            self._take(path, self._read(path, seen, digest))
+            self._take(path, _read(path, seen, digest))
 
-    def _may_be_half(self, path: Path, content: bytes, seen: tuple[int, int]) -> bool:
-        """A last line without an end may still grow: it is given until the next look."""
-        if content.endswith((b"\n", b"}")) or self._half.get(path) == seen:
-            self._half.pop(path, None)
-            return False
-        self._half[path] = seen
-        return True
-
-    def _read(self, path: Path, seen: tuple[int, int], digest: str) -> _Look:
-        if seen[0] > MOST_BYTES:
-            return _Look(*seen, digest, (), f"larger than {MOST_BYTES >> 20} MiB")
-        try:
-            items = read_items(path)
-        except TaskFileError as error:
-            return _Look(*seen, digest, (), str(error))
-        judged = [item for item in items if item.kind is not AnswerKind.FEEDBACK]
-        if not judged:
-            return _Look(*seen, digest, (), "has only items without an answer, which nobody can judge")
-        more = f"has {len(judged)} items; the first {MOST_ITEMS} are used" if len(judged) > MOST_ITEMS else ""
-        return _Look(*seen, digest, tuple(own_item(item, sent=True) for item in judged[:MOST_ITEMS]), more=more)
-
-    def _take(self, path: Path, look: _Look) -> None:
-        known = self._looks.get(path)
-        self._looks[path] = look
-        if look.problem and (known is None or known.problem != look.problem or known.digest != look.digest):
-            problem = look.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
-            where = ":" if look.problem.startswith(f"{path}:") and not look.problem.startswith(f"{path}: ") else ": "
+    def _take(self, path: Path, file: _File) -> None:
+        known, self._files[path] = self._files.get(path), file
+        if file.problem and (known is None or known.problem != file.problem or known.digest != file.digest):
+            problem = file.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
+            where = ":" if file.problem.startswith(f"{path}:") and not file.problem.startswith(f"{path}: ") else ": "
             self._notices.append(f"{shown(path.name)}{where}{problem}; the file is left out until it changes")
-        if look.more:
-            self._notices.append(f"{shown(path.name)}: {look.more}")
+        if file.more:
+            self._notices.append(f"{shown(path.name)}: {file.more}")
 
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._notices.append(text)
+
+def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
+    if seen[0] > MOST_BYTES:
+        return _File(*seen, digest, problem=f"larger than {MOST_BYTES >> 20} MiB")
+    try:
+        items = read_items(path)
+    except TaskFileError as error:
+        return _File(*seen, digest, problem=str(error))
+    judged = [item for item in items if item.kind is not AnswerKind.FEEDBACK]
+    if not judged:
+        return _File(*seen, digest, problem="has only items without an answer, which nobody can judge")
+    more = f"has {len(judged)} items; the first {MOST_ITEMS} are used" if len(judged) > MOST_ITEMS else ""
+    return _File(*seen, digest, tuple(own_item(item, sent=True) for item in judged[:MOST_ITEMS]), more=more)
 
 
 _HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
-"""Where there are ten own questions of a label or more, one in five is held out to be examined on. Task files say themselves what is."""
+"""Where there are ten own questions of a label or more, one in five is held out to be examined on. Task files state theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnUseRules:
-    """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that nothing else says it for."""
+    """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that have none from elsewhere."""
 
     feedback: bool = True
     agreement: bool = False
@@ -346,7 +322,7 @@ class OwnUse:
     async def sources(self) -> list[OwnSource]:
         """What there is now, by name."""
         if self._folder is not None:
-            await self._folder.look()
+            await self._folder.check()
         return self._sources()
 
     async def fresh(self) -> int:
@@ -357,30 +333,38 @@ class OwnUse:
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
 
     async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
-        """The step that comes instead of the phases' `plan` (None: they are done), or that plan."""
-        position = self._state.position()
+        """The step that comes instead of the phases' `plan` (None: they are done), or that plan.
+
+        The number of planned steps is that of the phases and one's own; None where the phases are without end or done.
+        """
+        position, planned = self._state.position(), None
+        if plan is not None:
+            planned = None if plan.steps_planned is None else plan.steps_planned + self._own_steps()
+            plan = replace(plan, steps_planned=planned)
         step, share = position.steps_done + 1, self.rules.share if plan is not None else 1.0
         turn = math.floor(step * share + 1e-9)
         if turn == math.floor((step - 1) * share + 1e-9) or self.rules.share <= 0.0:
-            return self._counted(plan)
+            return plan
         sources, uses = await self.sources(), self._uses()
         ready = await asyncio.to_thread(self._ready, sources, uses)
         if not ready:
-            return self._counted(plan)
+            return plan
         source, left = ready[turn % len(ready)]
         chosen = left[: self._prompts]
+        passes_left = sum(self.rules.passes - uses.get(one.key, 0) for _, items in ready for one in items)
+        phase_rate, known = self._rate_of(source.task), self._state.terms(source.task)
         return StepPlan(
             step=step,
-            steps_planned=self._planned(plan, 1),
+            steps_planned=None if planned is None else planned + 1,
             phase=position.phase,
             phase_step=position.phase_step,
             source=source.name,
             task=source.task,
-            target_rate=self._target_rate(source.task),
+            target_rate=phase_rate if phase_rate is not None else known.target_rate if known else self.rules.target_rate,
             items=tuple(one.item for one in chosen),
             cursor_seed=self._seed,
             cursor_after=self._state.cursor(source.name, self._seed) + len(chosen),
-            ends_phase=plan is None and self._passes_left(ready, uses) == len(chosen),
+            ends_phase=plan is None and passes_left == len(chosen),  # the step that uses the last of it up is judged
             own=True,
             phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
@@ -388,7 +372,7 @@ class OwnUse:
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
-        """A uniform sample of at most `limit` items that stand for a source as they were when it was last looked at, by the seed; None
+        """A uniform sample of at most `limit` items that stand for a source as they were when it was last checked, by the seed; None
         where there was no such source any more.
 
         Each item has a number drawn by its content, and the smallest are the sample: when items come and go, the others stay in it.
@@ -408,51 +392,43 @@ class OwnUse:
             for item in plan.used:
                 database.execute("REPLACE INTO item_uses VALUES (?, ?, ?)", (item, self.rules.passes, plan.step))
 
-    def problems(self) -> Mapping[str, str]:
-        """Task files that are left out, and why."""
-        return self._folder.problems if self._folder else {}
-
     def _sources(self) -> list[OwnSource]:
+        """Those of the watched files are made anew only when files or labels have changed."""
         mine = own_items(self._reporter, feedback=self.rules.feedback, agreement=self.rules.agreement)
-        return [*self._by_label(SOURCE, mine), *self._watched_sources()]
-
-    def _watched_sources(self) -> list[OwnSource]:
-        """Sorted out anew only when files or labels have changed."""
         items = self._folder.items if self._folder else ()
         if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
             self._sorted_out = (items, set(self.left_out), self._by_label(WATCHED, items))
-        return self._sorted_out[2]
+        return [*self._by_label(SOURCE, mine), *self._sorted_out[2]]
 
     def _ready(self, sources: Sequence[OwnSource], uses: Mapping[str, int]) -> list[tuple[OwnSource, list[OwnItem]]]:
-        """The sources that have items with passes left, with these."""
-        return [(source, left) for source in sources if (left := self._left(source, uses))]
+        """The sources that have items with passes left, with these: the least used first, drawn anew for each pass."""
+        ready = []
+        for source in sources:
+            left = [(used, one) for one in source.train if (used := uses.get(one.key, 0)) < self.rules.passes]
+            drawn = sorted(left, key=lambda entry: (entry[0], derive_seed(self._seed, "own", entry[1].key, entry[0])))
+            if drawn:
+                ready.append((source, [one for _, one in drawn]))
+        return ready
 
     def _by_label(self, kind: str, items: Iterable[OwnItem]) -> list[OwnSource]:
         labels: dict[str, list[OwnItem]] = {}
         for one in items:
             if one.item.task not in self.left_out:
                 labels.setdefault(one.item.task, []).append(one)
-        return [_source(f"{kind}:{task}", task, labels[task], hold_out=kind == SOURCE) for task in sorted(labels)]
-
-    def _left(self, source: OwnSource, uses: Mapping[str, int]) -> list[OwnItem]:
-        """Items with passes left: the least used first, drawn anew for each pass."""
-        left = [(uses.get(one.key, 0), one) for one in source.train]
-        order = [(used, derive_seed(self._seed, "own", one.key, used), one) for used, one in left if used < self.rules.passes]
-        return [one for _, _, one in sorted(order, key=lambda entry: entry[:2])]
-
-    def _passes_left(self, ready: Sequence[tuple[OwnSource, Sequence[OwnItem]]], uses: Mapping[str, int]) -> int:
-        """How often anything is still to be learned from: the step that uses the last of it up is judged."""
-        return sum(self.rules.passes - uses.get(one.key, 0) for _, left in ready for one in left)
+        sources = []
+        for task in sorted(labels):
+            some_held_out, train, held_out = kind == SOURCE and len(labels[task]) >= _HELD_OUT_FROM, [], []
+            for one in labels[task]:
+                drawn = some_held_out and derive_seed(0, "held out", one.item.id) % _HELD_OUT_OF == 0
+                if one.item.split == "test" or drawn:
+                    held_out.append(replace(one, item=replace(one.item, split="test")))
+                else:
+                    train.append(one)
+            sources.append(OwnSource(f"{kind}:{task}", task, tuple(train), tuple(held_out)))
+        return sources
 
     def _uses(self) -> dict[str, int]:
         return dict(self._state.database.execute("SELECT item, uses FROM item_uses").fetchall())
-
-    def _counted(self, plan: StepPlan | None) -> StepPlan | None:
-        return None if plan is None else replace(plan, steps_planned=self._planned(plan))
-
-    def _planned(self, plan: StepPlan | None, more: int = 0) -> int | None:
-        """The phases' steps and one's own; None where the phases are without end or done."""
-        return None if plan is None or plan.steps_planned is None else plan.steps_planned + self._own_steps() + more
 
     def _own_steps(self) -> int:
         query = (
@@ -460,22 +436,7 @@ class OwnUse:
         )
         return int(self._state.database.execute(query, (f"{SOURCE}:*", f"{WATCHED}:*")).fetchone()[0])
 
-    def _target_rate(self, task: str) -> float:
-        phases, known = self._rate_of(task), self._state.terms(task)
-        return phases if phases is not None else known.target_rate if known else self.rules.target_rate
-
 
 def is_about_the_device(error: EdgeError) -> bool:
-    """Whether a refusal is of this device, and not of a question or its label."""
+    """Whether an error is of this device, and not of a question or its label."""
     return isinstance(error, PermissionDenied) and error.reason != PermissionDenied.reason
-
-
-def _source(name: str, task: str, items: Sequence[OwnItem], *, hold_out: bool) -> OwnSource:
-    some_held_out = hold_out and len(items) >= _HELD_OUT_FROM
-
-    def held(item: TaskItem) -> bool:
-        return item.split == "test" or (some_held_out and derive_seed(0, "held out", item.id) % _HELD_OUT_OF == 0)
-
-    train = tuple(one for one in items if not held(one.item))
-    kept = tuple(replace(one, item=replace(one.item, split="test")) for one in items if held(one.item))
-    return OwnSource(name, task, train, kept)

@@ -1,4 +1,4 @@
-"""Judging a step's adapter before it may serve.
+"""Judging a step's adapter before it is promoted.
 
 Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
 them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
@@ -8,7 +8,7 @@ examined on an anchor once; its results are remembered until another one serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -34,7 +34,7 @@ Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the gate keeps between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
+    """What the gate remembers between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
 
     version: int = 0
     anchors: Mapping[str, tuple[TaskItem, ...]] = field(default_factory=dict)
@@ -53,13 +53,16 @@ class Memory:
     def from_json(cls, text: str | None) -> Memory:
         """From what `to_json` made; empty without it."""
         fields: dict[str, Any] = json.loads(text) if text else {}
-        anchors = {source: tuple(map(_item, items)) for source, items in fields.pop("anchors", {}).items()}
+        anchors: dict[str, tuple[TaskItem, ...]] = {}
+        for source, items in fields.pop("anchors", {}).items():
+            known = ({**item, "kind": AnswerKind(item["kind"]), "options": tuple(item["options"])} for item in items)
+            anchors[source] = tuple(TaskItem(**item) for item in known)
         return cls(**fields, anchors=anchors)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of it. `reason` is "" when the adapter may serve."""
+    """What came of it. `reason` is "" when the adapter is promoted."""
 
     outcome: Literal["promoted", "refused"]
     reason: str
@@ -79,38 +82,32 @@ class Judgement:
         return together(self.anchors).after if self.anchors else None
 
 
+@dataclass(slots=True)
 class PromotionGate:
-    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same."""
+    """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
-    def __init__(
-        self,
-        rules: GateRules,
-        anchors_of: Callable[[str, int], tuple[TaskItem, ...]],
-        exam: Exam,
-        state: StateFolder,
-        checkpoints: Checkpoints,
-        own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None,
-    ) -> None:
-        """`anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone."""
-        self.rules = rules
-        self._anchors_of = anchors_of
-        self._exam = exam
-        self._state = state
-        self._checkpoints = checkpoints
-        self._own_anchors = own_anchors
+    `anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone.
+    """
+
+    rules: GateRules
+    anchors_of: Callable[[str, int], tuple[TaskItem, ...]]
+    exam: Exam
+    state: StateFolder
+    checkpoints: Checkpoints
+    own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
         """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
         before = step - 1
-        while before > 0 and (made := self._state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
+        while before > 0 and (made := self.state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
             before -= 1
         return ends_phase or step // self.rules.every > before // self.rules.every
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
-        line = self._state.lineage()
-        sources = [step.source for step in self._state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
-        memory = Memory.from_json(self._state.meta(GATE_MEMORY)).of_serving(line.serving)
+        line = self.state.lineage()
+        sources = [step.source for step in self.state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
+        memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
         memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
         rate = self._rate(event, base, memory)
         before = memory.right
@@ -118,23 +115,28 @@ class PromotionGate:
         candidates = candidates_by_source(memory.anchors)
         exams = results(line.serving, candidates, {key: right for key, right in memory.right.items() if key not in before})
         try:
-            right = await self._exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
+            right = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
-        scores = tuple(_score(source, own, memory.right, right) for source, own in candidates.items() if own) if known else ()
+        scores = []
+        for source, own in candidates.items() if known else ():
+            pairs = [(memory.right[one.key], right[one.key]) for one in own]
+            lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
+            if pairs:
+                scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained))
         reason = refusal_of(scores, rate, self.rules)
         exams = (*exams, *results(checkpoint.step, candidates, right))
         if not reason:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
-        return Judgement("refused" if reason else "promoted", reason, scores, rate, memory.to_json(), exams)
+        return Judgement("refused" if reason else "promoted", reason, tuple(scores), rate, memory.to_json(), exams)
 
     def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
         """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
         anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
         for source in dict.fromkeys((*anchors, *sources)):
-            if (fresh := self._own_anchors(source, limit)) is not None:
+            if (fresh := self.own_anchors(source, limit)) is not None:
                 anchors[source] = fresh
-            elif source not in anchors and (some := self._anchors_of(source, limit)):
+            elif source not in anchors and (some := self.anchors_of(source, limit)):
                 anchors[source] = some
         newest = dict(list(anchors.items())[-_MOST_SOURCES:])
         wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
@@ -146,11 +148,11 @@ class PromotionGate:
         missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
             return memory, True
-        in_use = self._checkpoints.at(line.serving)
+        in_use = self.checkpoints.at(line.serving)
         if line.serving and in_use is None:
             return memory, False
         try:
-            right = await self._exam(in_use.adapter if in_use else None, missing)
+            right = await self.exam(in_use.adapter if in_use else None, missing)
         except AdapterError:
             return memory, False
         return replace(memory, right={**memory.right, **right}), True
@@ -160,22 +162,14 @@ class PromotionGate:
 
         Where the task is new to the adapter in use, before is the rate of the phase's first step.
         """
-        same = (step for step in self._before(base) if (step.phase, step.source) == (event.phase, event.source))
+        ancestors = islice(self.state.ancestors(base), _LOOKED_BACK * self.rules.rate_window)
+        led_here = (step for step in map(self.state.step_at, ancestors) if step is not None)
+        same = (step for step in led_here if (step.phase, step.source) == (event.phase, event.source))
         rates = [step.control.assist_rate for step in islice(same, self.rules.rate_window - 1)]
         before = memory.rates.get(event.task)
         if before is None:
-            before = self._first_rate(event)
+            before = (self.state.first_step(event.phase, event.source) or event).control.assist_rate
         return RateScore(event.control.target_rate, mean([event.control.assist_rate, *rates]), before)
-
-    def _before(self, base: int) -> Iterator[StepFinished]:
-        """The steps that led to a version, newest first, as far back as the rate may look."""
-        steps = (self._state.step_at(step) for step in islice(self._state.ancestors(base), _LOOKED_BACK * self.rules.rate_window))
-        return (step for step in steps if step is not None)
-
-    def _first_rate(self, event: StepFinished) -> float:
-        """The rate of the first step of this phase and source; the event's own where it is the first."""
-        first = self._state.first_step(event.phase, event.source)
-        return event.control.assist_rate if first is None else first.control.assist_rate
 
 
 def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
@@ -191,14 +185,3 @@ def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: 
         for source, verdicts in by_source.items()
         if verdicts
     )
-
-
-def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
-    then, now = [before[one.key] for one in own], [after[one.key] for one in own]
-    lost = sum(was and not now_right for was, now_right in zip(then, now, strict=True))
-    gained = sum(now_right and not was for was, now_right in zip(then, now, strict=True))
-    return AnchorScore(source, len(own), sum(then), lost, gained)
-
-
-def _item(fields: Mapping[str, Any]) -> TaskItem:
-    return TaskItem(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"])})

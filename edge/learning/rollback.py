@@ -1,9 +1,9 @@
 """Taking back a version that turns out worse than one before it.
 
-The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors say
+The gate compares a candidate with what serves, once, so small losses can add up, an adapter's file can be damaged later, and anchors show
 little of what a person asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
 with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
-before. Where one of them is better beyond chance (edge.training.promotion_rules) the best of them serves again, at once.
+before. Where one of them is better beyond chance (edge.training.promotion_rules) the best of them is active again, immediately.
 
 It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
 to by hand is left alone.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from edge.core.errors import AdapterError
@@ -37,73 +37,66 @@ class Rollback:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """How many questions that one version answered itself were judged by people, and how many of these badly."""
-
-    bad: int
-    total: int
-
-
+@dataclass(slots=True)
 class RollbackMonitor:
-    """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back."""
+    """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back.
 
-    def __init__(
-        self,
-        state: StateFolder,
-        checkpoints: Checkpoints,
-        exam: Exam,
-        now: Callable[[], float],
-        *,
-        every: int | None,
-        sound: Callable[[int], Awaitable[bool]],
-    ) -> None:
-        """`every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used."""
-        self._state = state
-        self._checkpoints = checkpoints
-        self._exam = exam
-        self._now = now
-        self._every = every
-        self._sound = sound
+    `every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used.
+    """
+
+    state: StateFolder
+    checkpoints: Checkpoints
+    exam: Exam
+    now: Callable[[], float]
+    _: KW_ONLY
+    every: int | None
+    sound: Callable[[int], Awaitable[bool]]
 
     def exam_is_due(self) -> bool:
         """Whether enough steps were made since the last exam."""
-        checked = int(self._state.meta(_CHECKED) or 0)
-        return self._every is not None and self._state.position().steps_done - checked >= self._every
+        checked = int(self.state.meta(_CHECKED) or 0)
+        return self.every is not None and self.state.position().steps_done - checked >= self.every
 
     async def worse_than_before(self) -> Rollback | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
-        found, serving = await self.disliked(), self._state.lineage().serving
+        found, serving = await self.disliked(), self.state.lineage().serving
         return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
 
     async def disliked(self) -> Rollback | None:
         """The same by people's verdicts alone, which needs no engine and no step."""
-        serving = self._state.lineage().serving
+        serving = self.state.lineage().serving
         return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
     def left(self) -> set[int]:
         """Versions that were taken back by themselves."""
-        rows = self._state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
+        rows = self.state.database.execute("SELECT from_version FROM went_back WHERE by != 'person'")
         return {int(row[0]) for row in rows}
 
     def _may_be_left(self, serving: int) -> bool:
-        return serving != 0 and serving not in self.left() and not self._chosen_by_hand(serving)
+        row = self.state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
+        chosen_by_hand = row is not None and row[1] == "person" and int(row[0]) == serving
+        return serving != 0 and serving not in self.left() and not chosen_by_hand
 
     async def _by_verdicts(self, serving: int) -> Rollback | None:
         before = self._served_before(serving)
         if before is None or before in self.left():
             return None
-        now, then = self._verdicts(serving), self._verdicts(before)
-        if not liked_less(now.bad, now.total, then.bad, then.total) or not await self._sound(before):
+        (bad, total), (bad_before, total_before) = self._verdicts(serving), self._verdicts(before)
+        if not liked_less(bad, total, bad_before, total_before) or not await self.sound(before):
             return None
-        evidence = f"{now.bad} of {now.total} verdicts are bad, {then.bad} of {then.total} with the one before"
+        evidence = f"{bad} of {total} verdicts are bad, {bad_before} of {total_before} with the one before"
         return Rollback(serving, before, "feedback", evidence)
 
     async def _by_anchors(self, serving: int) -> Rollback | None:
-        self._state.set_meta(_CHECKED, str(self._state.position().steps_done))
-        candidates = candidates_by_source(Memory.from_json(self._state.meta(GATE_MEMORY)).anchors)
+        self.state.set_meta(_CHECKED, str(self.state.position().steps_done))
+        candidates = candidates_by_source(Memory.from_json(self.state.meta(GATE_MEMORY)).anchors)
         every = [one for own in candidates.values() for one in own]
-        rivals = [version for version in self._rivals(serving) if await self._sound(version)]
+        line, left = self.state.lineage(), self.left()
+        rivals = []
+        for version in dict.fromkeys((0, self.state.best_version(), *line.kept)):
+            on_disk = version == 0 or self.checkpoints.at(version) is not None
+            if version != serving and version not in left and on_disk and await self.sound(version):
+                rivals.append(version)
         if not every or not rivals:
             return None
         now = await self._examined(serving, candidates, every)
@@ -113,19 +106,17 @@ class RollbackMonitor:
         in_order = sorted(rivals, key=lambda version: (sum(right[version].values()), version), reverse=True)
         worse = [found for version in in_order if (found := _worse(serving, version, candidates, now, right[version]))]
         best = in_order[0] if worse or sum(right[in_order[0]].values()) > sum(now.values()) else serving
-        self._state.set_meta(BEST_VERSION, str(best))
+        self.state.set_meta(BEST_VERSION, str(best))
         return worse[0] if worse else None
-
-    def _rivals(self, serving: int) -> list[int]:
-        line, left = self._state.lineage(), self.left()
-        kept = [version for version in (0, self._state.best_version(), *line.kept) if version != serving and version not in left]
-        return [version for version in dict.fromkeys(kept) if version == 0 or self._checkpoints.at(version) is not None]
 
     async def _known(
         self, version: int, candidates: Mapping[str, list[Candidate]], every: Sequence[Candidate]
     ) -> dict[str, bool]:
         """What a version made of the items, from earlier exams as far as they go."""
-        known = self._verdict_of(version)
+        known: dict[str, bool] = {}
+        query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
+        for (text,) in self.state.database.execute(query, (version,)):
+            known |= json.loads(text)
         missing = [one for one in every if one.key not in known]
         if missing:
             known |= await self._examined(version, candidates, missing) or {}
@@ -135,24 +126,13 @@ class RollbackMonitor:
         self, version: int, candidates: Mapping[str, list[Candidate]], items: Sequence[Candidate]
     ) -> dict[str, bool] | None:
         """A new exam, kept; None where the adapter cannot be loaded."""
-        checkpoint = self._checkpoints.at(version) if version else None
+        checkpoint = self.checkpoints.at(version) if version else None
         try:
-            right = dict(await self._exam(checkpoint.adapter if checkpoint else None, items))
+            right = dict(await self.exam(checkpoint.adapter if checkpoint else None, items))
         except AdapterError:
             return None
-        self._state.put_exams(results(version, candidates, right), self._now())
+        self.state.put_exams(results(version, candidates, right), self.now())
         return right
-
-    def _verdict_of(self, version: int) -> dict[str, bool]:
-        known: dict[str, bool] = {}
-        query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
-        for (text,) in self._state.database.execute(query, (version,)):
-            known |= json.loads(text)
-        return known
-
-    def _chosen_by_hand(self, serving: int) -> bool:
-        row = self._state.database.execute("SELECT to_version, by FROM went_back ORDER BY id DESC LIMIT 1").fetchone()
-        return row is not None and row[1] == "person" and int(row[0]) == serving
 
     def _served_before(self, serving: int) -> int | None:
         """The version that served before the one that serves was promoted."""
@@ -160,12 +140,14 @@ class RollbackMonitor:
             "SELECT json_extract(event, '$.serving_version') FROM steps WHERE step < ?"
             " AND json_extract(event, '$.serving_version') NOT IN (-1, ?) ORDER BY step DESC LIMIT 1"
         )
-        row = self._state.database.execute(query, (serving, serving)).fetchone()
+        row = self.state.database.execute(query, (serving, serving)).fetchone()
         return None if row is None else int(row[0])
 
-    def _verdicts(self, version: int) -> Verdicts:
-        """Of this version's own answers: what the cloud said is not its doing. A question that was asked again and again is one piece of
-        evidence, with its last verdict; a question among others is one of its own."""
+    def _verdicts(self, version: int) -> tuple[int, int]:
+        """Bad verdicts and all, of this version's own answers: what the cloud answered is not its doing.
+
+        A question that was asked again and again is one piece of evidence, with its last verdict; one among others is one of its own.
+        """
         query = (
             "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"
             " JOIN requests r ON r.id = f.request_id"
@@ -173,8 +155,8 @@ class RollbackMonitor:
             " GROUP BY json_extract(r.record, '$.task'), trim(json_extract(r.record, '$.prompt')),"
             " CASE WHEN coalesce(json_extract(r.record, '$.turns'), 1) > 1 THEN r.id END)"
         )
-        total, bad = self._state.database.execute(query, (version,)).fetchone()
-        return Verdicts(int(bad), int(total))
+        total, bad = self.state.database.execute(query, (version,)).fetchone()
+        return int(bad), int(total)
 
 
 def _worse(

@@ -7,7 +7,7 @@ the generation of the others. A failed call is data: its responses are masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
@@ -16,7 +16,7 @@ from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed, stream
-from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem
+from edge.core.types import LocalResponse, Sampling, TaskItem
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import prompt_messages
@@ -133,47 +133,26 @@ class ScoredGroup:
 
 
 @dataclass(slots=True)
-class CloudSpan:
-    """From the first call to the last reply of a batch, in seconds of the clock."""
-
-    began: float | None = None
-    ended: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """0 when nothing was asked."""
-        return 0.0 if self.began is None else self.ended - self.began
-
-
 class Rollout:
-    """Samples and scores the groups of one batch."""
+    """Samples and scores the groups of one batch. Of the last batch: `cloud_s` are the seconds from its first call to its last reply (0:
+    nothing was asked), `left_out` the prompts that the engine rejected, a line each."""
 
-    def __init__(
-        self,
-        backend: InferenceBackend,
-        cloud: GroupCalls,
-        verifier: Verifier,
-        policy: OffloadPolicy,
-        clock: Clock,
-        settings: RolloutSettings,
-    ) -> None:
-        self._backend = backend
-        self._cloud = cloud
-        self._verifier = verifier
-        self._policy = policy
-        self._clock = clock
-        self._settings = settings
-        self.cloud_span = CloudSpan()
-        self.left_out: list[str] = []
+    backend: InferenceBackend
+    cloud: GroupCalls
+    verifier: Verifier
+    policy: OffloadPolicy
+    clock: Clock
+    settings: RolloutSettings
+    cloud_s: float = field(default=0.0, init=False)
+    left_out: list[str] = field(default_factory=list, init=False)
+    _first_call: float | None = field(default=None, init=False)
 
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
         """The scored groups in the order of the batch. `on_group` gets how many are done.
 
-        A prompt that the engine refuses (too long for its context) is left out; `left_out` says why, a line each. Raises EdgeError
-        when no prompt is left.
+        A prompt that the engine rejects (too long for its context) is left out. Raises EdgeError when no prompt is left.
         """
-        self.cloud_span, self.left_out = CloudSpan(), []
-        done = 0
+        self.cloud_s, self._first_call, done = 0.0, None, 0
 
         async def one(index: int) -> ScoredGroup | EdgeError:
             nonlocal done
@@ -188,85 +167,86 @@ class Rollout:
         collected = await all_of(one(index) for index in range(len(batch.items)))
         groups = [group for group in collected if isinstance(group, ScoredGroup)]
         failures = [failure for failure in collected if isinstance(failure, EdgeError)]
+        self.left_out = [str(failure) for failure in failures]
         if not groups:
             raise failures[0]
-        self.left_out = [str(failure) for failure in failures]
         return groups
 
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
-        item = batch.items[index]
-        prompt_dual = drawn_dual(self._settings, batch.step, index)
-        group = await self._sample(batch, index, item, prompt_dual)
-        asking = [self._asks(item, response) for response in group.responses]
-        if self._settings.skip_unanimous_calls and all(asking):
-            uncalled = tuple(_uncalled(response) for response in group.responses)
-            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=prompt_dual)
-        outcome = await self._ask(batch, index, _asking(group, asking)) if any(asking) else CloudOutcome(None)
-        scored = [
-            await self._score(item, response, asked, outcome) for response, asked in zip(group.responses, asking, strict=True)
-        ]
-        sample = await self._cloud_sample(item, len(group.prompt_ids), outcome.completion)
-        responses = tuple(scored)
-        return ScoredGroup(
-            item, group.prompt_ids, responses, outcome.completion, outcome.reason, prompt_dual, sample, outcome.lost_uusd
-        )
-
-    async def _sample(self, batch: Batch, index: int, item: TaskItem, prompt_dual: float | None) -> PromptGroup:
-        settings = self._settings
+        """Sample, ask, compose, verify: one prompt's group."""
+        item, settings = batch.items[index], self.settings
+        dual = drawn_dual(settings, batch.step, index)
         sampling = Sampling(
             settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=batch.help_bias, exact=True
         )
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
-        return await self._backend.sample_group(prompt_messages(item, settings.prompt_form, prompt_dual), sampling, seeds)
+        group = await self.backend.sample_group(prompt_messages(item, settings.prompt_form, dual), sampling, seeds)
+        asks_G = [self._asks(item, response) for response in group.responses]
+        if settings.skip_unanimous_calls and all(asks_G):  # any one reward that all of them share gives Â = 0
+            uncalled = tuple(
+                ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1) for response in group.responses
+            )
+            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=dual)
+        asking = [response for response, asks in zip(group.responses, asks_G, strict=True) if asks]
+        outcome = await self._ask(batch, index, asking) if asking else CloudOutcome(None)
+        scored = [
+            await self._score(item, response, asks, outcome) for response, asks in zip(group.responses, asks_G, strict=True)
+        ]
+        sample = await self._cloud_sample(item, len(group.prompt_ids), outcome.completion)
+        return ScoredGroup(
+            item, group.prompt_ids, tuple(scored), outcome.completion, outcome.reason, dual, sample, outcome.lost_uusd
+        )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
         """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
-        return self._settings.may_ask and response.finish not in UNFINISHED and self._policy.wants_cloud(item, response)
+        return self.settings.may_ask and response.finish not in UNFINISHED and self.policy.wants_cloud(item, response)
 
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudOutcome:
         if batch.offline:
             return CloudOutcome(None, reason="the coordinator is away")
         if batch.items[index].id in batch.stay_here:
             return CloudOutcome(None, reason="this question was asked of this device alone", unsent=True)
-        call = cloud_call(self._settings, batch, index, asking)
-        if self.cloud_span.began is None:
-            self.cloud_span.began = self._clock.monotonic()
-        outcome = await self._cloud.ask(call)
-        self.cloud_span.ended = self._clock.monotonic()
+        call = cloud_call(self.settings, batch, index, asking)
+        if self._first_call is None:
+            self._first_call = self.clock.monotonic()
+        outcome = await self.cloud.ask(call)
+        self.cloud_s = self.clock.monotonic() - self._first_call
         return outcome
 
     async def _cloud_sample(self, item: TaskItem, prompt_tokens: int, completion: CloudCompletion | None) -> tuple[int, ...]:
-        """What was paid for anyway, where the SLM could have said it: right, in its format, and no longer than its own responses."""
-        if not self._settings.cloud_samples or completion is None:
+        """What was paid for anyway, where the SLM could have answered it: right, in its format, and no longer than its own responses."""
+        if not self.settings.cloud_samples or completion is None:
             return ()
         text = completion.text.strip()
         form = check_format(text, item.max_steps)
         if not form.ok or form.asks_help:
             return ()
-        tokens = self._backend.response_tokens(text)
-        if len(tokens) > min(self._settings.max_tokens, self._backend.tokenizer.context_tokens - prompt_tokens):
+        tokens = self.backend.response_tokens(text)
+        if len(tokens) > min(self.settings.max_tokens, self.backend.tokenizer.context_tokens - prompt_tokens):
             return ()
-        known = await is_judged(self._verifier, item, text)
-        return tokens if known and await judge(self._verifier, item, text) else ()
+        known = await is_judged(self.verifier, item, text)
+        return tokens if known and await judge(self.verifier, item, text) else ()
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""
-        format_ok = is_well_formed(item, response) and (self._settings.may_ask or not _asks_for_help(item, response))
+        format_ok = is_well_formed(item, response)
+        if not self.settings.may_ask and check_format(response.text, item.max_steps).asks_help:
+            format_ok = False
+
+        def scored(outcome: ResponseOutcome, cost: int, correct: bool = False, reward: float = 0.0) -> ScoredResponse:
+            return ScoredResponse(response, format_ok, outcome, correct, reward, cost)
+
+        cost = response_cost(asked)
         if asked and cloud.completion is None:
             if cloud.refused:
-                reward = task_reward(Outcome(False, format_ok, asked))
-                return ScoredResponse(response, format_ok, ResponseOutcome.REFUSED, False, reward, response_cost(asked))
-            outcome = ResponseOutcome.UNSENT if cloud.unsent else ResponseOutcome.MASKED
-            return ScoredResponse(response, format_ok, outcome, False, 0.0, 0)
-        cloud_text = cloud.completion.text if asked and cloud.completion else None
-        composed = composed_text(response.text, cloud_text)
-        if not await is_judged(self._verifier, item, composed):
-            outcome = ResponseOutcome.MASKED if asked else ResponseOutcome.UNRATED
-            return ScoredResponse(response, format_ok, outcome, False, 0.0, response_cost(asked))
-        correct = await judge(self._verifier, item, composed)
-        outcome = ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT
+                return scored(ResponseOutcome.REFUSED, cost, reward=task_reward(Outcome(False, format_ok, asked)))
+            return scored(ResponseOutcome.UNSENT if cloud.unsent else ResponseOutcome.MASKED, 0)
+        composed = composed_text(response.text, cloud.completion.text if asked and cloud.completion else None)
+        if not await is_judged(self.verifier, item, composed):
+            return scored(ResponseOutcome.MASKED if asked else ResponseOutcome.UNRATED, cost)
+        correct = await judge(self.verifier, item, composed)
         reward = task_reward(Outcome(correct, format_ok, asked))
-        return ScoredResponse(response, format_ok, outcome, correct, reward, response_cost(asked))
+        return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
 
 
 def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None:
@@ -274,22 +254,9 @@ def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None
     return stream(settings.seed, "price", step, index).choice(settings.price_levels) if settings.price_levels else None
 
 
-def _asking(group: PromptGroup, asking: Sequence[bool]) -> list[LocalResponse]:
-    return [response for response, asks in zip(group.responses, asking, strict=True) if asks]
-
-
-def _asks_for_help(item: TaskItem, response: LocalResponse) -> bool:
-    return check_format(response.text, item.max_steps).asks_help
-
-
-def _uncalled(response: LocalResponse) -> ScoredResponse:
-    """One of a group that all asked: c = 1, and any one reward that all of them share gives Â = 0."""
-    return ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1)
-
-
 def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:
     """The one call of a prompt group, for the responses that ask. Its key depends on run, task, step and prompt only, so a repeated step
-    never pays twice; repeated with another hint it is refused (KEY_REUSED).
+    never pays twice; repeated with another hint it is rejected (KEY_REUSED).
     """
     item = batch.items[index]
     return CloudCall(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from edge.core.formatting import shown
 from edge.core.types import AdapterRef
 from edge.dagrpo.advantages import mean
 from edge.learning.figures import what_is_missing, write_figures
-from edge.learning.forgetting import PhaseSpan, forgetting_of, phase_spans
+from edge.learning.forgetting import forgetting_of, phase_spans
 from edge.state.events import EvalProgress, FamilyScores, HeldOutScored, RunFinished, StepFinished, StepProgress
 
 _MAY_DIFFER = (
@@ -33,6 +33,8 @@ _MAY_DIFFER = (
     "state_folder",
 )  # fmt: skip
 _MOST_NAMED = 3
+_WHERE_MEASURED = ("floor_s", "times_floor")
+"""Columns of metrics.csv only on a device that was measured."""
 
 
 def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> str:
@@ -42,46 +44,29 @@ def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> s
     agent's settings stand in, as `agent.`: keys are named with it and in full.
     """
     before, after = _record(then, len(then.phases)), _record(now, len(then.phases))
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     one_phase = len(then.phases) == 1 and not under
-    changes = [under + _difference(name, before.get(name), after.get(name), one_phase=one_phase) for name in names]
-    if not changes and _ends_earlier(then, now):
+    changes = []
+    for name in {**before, **after}:
+        was, becomes = before.get(name), after.get(name)
+        if was != becomes:
+            short = name.removeprefix("phases.0.") if one_phase else name
+            was, becomes = ("none" if value is None else value for value in (was, becomes))
+            changes.append(f"{under}{short} {was} -> {becomes}")
+    last, same = then.phases[-1].steps, now.phases[len(then.phases) - 1].steps if not changes else None
+    if same is not None and (last is None or same < last):  # it ends earlier than it did
         place = f"{under}phases.{len(then.phases) - 1}." if under else ""
-        changes = [f"{place}steps {_steps(then.phases[-1].steps)} -> {_steps(now.phases[len(then.phases) - 1].steps)}"]
+        changes = [f"{place}steps {'without end' if last is None else last} -> {same}"]
     return ", ".join(changes[:_MOST_NAMED]) + (f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else "")
 
 
 def _record(config: AgentConfig, phases: int) -> dict[str, Any]:
+    """The settings that count, by their dotted names; the length of the last phase is none of them."""
     data = config.model_dump(mode="json")
     data["phases"] = data["phases"][:phases]
     if len(data["phases"]) == phases:
         del data["phases"][-1]["steps"]
-    return dict(_counted(data))
-
-
-def _counted(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for path, value in leaves(data):
-        name = dotted(path)
-        if not any(name == free or name.startswith(f"{free}.") for free in _MAY_DIFFER):
-            yield name, value
-
-
-def _ends_earlier(then: AgentConfig, now: AgentConfig) -> bool:
-    last, same = then.phases[-1].steps, now.phases[len(then.phases) - 1].steps
-    return same is not None and (last is None or same < last)
-
-
-def _difference(name: str, before: Any, after: Any, *, one_phase: bool) -> str:
-    short = name.removeprefix("phases.0.") if one_phase else name
-    return f"{short} {_shown(before)} -> {_shown(after)}"
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
-
-
-def _steps(steps: int | None) -> str:
-    return "without end" if steps is None else str(steps)
+    named = ((dotted(path), value) for path, value in leaves(data))
+    return {name: value for name, value in named if not any(name == free or name.startswith(f"{free}.") for free in _MAY_DIFFER)}
 
 
 _FIRST, _LAST = 10, 50
@@ -144,9 +129,15 @@ class RunFolder:
 def require_same_run(folder: Path, config: AgentConfig) -> None:
     """Refuse to go on in the folder of a run that was begun under settings that make its record another one. Changes nothing.
 
-    Raises UsageError that names the settings; also where they cannot be read any more.
+    Settings under which nothing was measured (they failed to start, or were stopped before the first step) bind nobody. Raises UsageError
+    that names the settings; also where they cannot be read any more.
     """
-    if not _has_begun(folder):
+    events, results = folder / "events.jsonl", folder / "evals.jsonl"
+    measured = results.is_file() and results.stat().st_size > 0
+    if not measured and events.is_file():
+        with events.open(encoding="utf-8", errors="replace") as lines:
+            measured = any(f'"{StepFinished.kind}"' in line for line in lines)
+    if not measured:
         return
     name = shown(str(folder))
     try:
@@ -159,17 +150,6 @@ def require_same_run(folder: Path, config: AgentConfig) -> None:
         raise UsageError(f"{name} holds a run with other settings ({changed})", hint="give another folder with --out")
 
 
-def _has_begun(folder: Path) -> bool:
-    """Whether something was measured there: settings that failed to start, or were stopped before the first step, bind nobody."""
-    events, results = folder / "events.jsonl", folder / "evals.jsonl"
-    if results.is_file() and results.stat().st_size:
-        return True
-    if not events.is_file():
-        return False
-    with events.open(encoding="utf-8", errors="replace") as lines:
-        return any(f'"{StepFinished.kind}"' in line for line in lines)
-
-
 def _another_state(folder: Path, then: AgentConfig, now: AgentConfig) -> str:
     """A run goes on from its state folder, which may lie in the run folder and be moved with it."""
     if then.state_folder is None or now.state_folder is None:
@@ -180,7 +160,12 @@ def _another_state(folder: Path, then: AgentConfig, now: AgentConfig) -> str:
 
 
 def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: Sequence[HeldOutScored] = ()) -> dict[str, Any]:
-    """What a run came to: the first and the last steps side by side, for the run and each phase, totals, and what was forgotten."""
+    """What a run came to: the first and the last steps side by side, for the run and each phase, totals, and what was forgotten.
+
+    Where the floor of some steps is known: seconds a step at the floor, and how many times that these steps took.
+    """
+    measured = [(step.time.seconds, step.time.floor_s) for step in steps if step.time.floor_s]
+    floor_s = fsum(floor for _, floor in measured)
     return {
         "run_id": finished.run_id,
         "reason": finished.reason,
@@ -197,31 +182,25 @@ def summary_of(steps: Sequence[StepFinished], finished: RunFinished, held_out: S
         "skipped_updates": sum(bool(step.update.learner_skipped) for step in steps),
         "seconds": sum(step.time.seconds for step in steps),
         "seconds_per_step": sum(step.time.seconds for step in steps) / len(steps) if steps else None,
-        **_against_floor(steps),
+        **(
+            {"floor_s_per_step": floor_s / len(measured), "times_floor": fsum(seconds for seconds, _ in measured) / floor_s}
+            if measured
+            else {}
+        ),
         "adapter_version": finished.adapter_version,
-        "phases": [_phase_summary(span) for span in phase_spans(steps)],
+        "phases": [
+            {
+                "phase": span.phase,
+                "source": span.source,
+                "task": span.task,
+                "first_step": span.first,
+                "last_step": span.last,
+                "dual": span.steps[-1].control.dual_after,
+                **_first_and_last(span.steps),
+            }
+            for span in phase_spans(steps)
+        ],
         "forgetting": [entry.to_json() for entry in forgetting_of(steps, held_out)],
-    }
-
-
-def _against_floor(steps: Sequence[StepFinished]) -> dict[str, float]:
-    """Seconds a step at the floor and how many times that the steps took, over those whose floor is known; {} where none is."""
-    known = [(step.time.seconds, step.time.floor_s) for step in steps if step.time.floor_s]
-    if not known:
-        return {}
-    floor_s = fsum(floor for _, floor in known)
-    return {"floor_s_per_step": floor_s / len(known), "times_floor": fsum(seconds for seconds, _ in known) / floor_s}
-
-
-def _phase_summary(span: PhaseSpan) -> dict[str, Any]:
-    return {
-        "phase": span.phase,
-        "source": span.source,
-        "task": span.task,
-        "first_step": span.first,
-        "last_step": span.last,
-        "dual": span.steps[-1].control.dual_after,
-        **_first_and_last(span.steps),
     }
 
 
@@ -229,45 +208,36 @@ def _first_and_last(steps: Sequence[StepFinished]) -> dict[str, Any]:
     """Means over some steps at either end, and how many."""
     third = max(1, len(steps) // 3)
     first, last = min(_FIRST, third, len(steps)), min(_LAST, third, len(steps))
-    return {
-        "first_steps": first,
-        "first": _means(steps[:first]),
-        "last_steps": last,
-        "last": _means(steps[-last:]),
-    }
+    return {"first_steps": first, "first": _means(steps[:first]), "last_steps": last, "last": _means(steps[-last:])}
 
 
 def _means(steps: Sequence[StepFinished]) -> dict[str, Any]:
-    """Means over steps; kept accuracy weighted by the responses that were kept."""
+    """Means over steps; local accuracy weighted by the responses that were answered locally, a family's shares by its prompts."""
     if not steps:
         return {}
-    joint = [step.scores.joint_accuracy for step in steps if step.scores.joint_accuracy is not None]
+    overall = [step.scores.joint_accuracy for step in steps if step.scores.joint_accuracy is not None]
+    by_family: dict[str, list[FamilyScores]] = {}
+    for scores in sorted((scores for step in steps for scores in step.scores.families), key=lambda one: one.family):
+        by_family.setdefault(scores.family, []).append(scores)
     return {
         "kept_accuracy": _weighted([(step.scores.kept_accuracy, step.scores.coverage * step.scores.responses) for step in steps]),
         "coverage": mean([step.scores.coverage for step in steps]),
-        "joint_accuracy": mean(joint) if joint else None,
+        "joint_accuracy": mean(overall) if overall else None,
         "assist_rate": mean([step.control.assist_rate for step in steps]),
         "target_rate": mean([step.control.target_rate for step in steps]),
         "dual": mean([step.control.dual_before for step in steps]),
         "reward": mean([step.scores.reward_mean for step in steps]),
         "format_ok": mean([step.scores.format_ok for step in steps]),
         "tokens_per_s": mean([step.time.tokens_per_s for step in steps]),
-        "families": _family_means([scores for step in steps for scores in step.scores.families]),
-    }
-
-
-def _family_means(scores: Sequence[FamilyScores]) -> dict[str, dict[str, float | None]]:
-    """For each family by name: its prompts, and its shares weighted by them (kept accuracy by what was kept)."""
-    names = sorted({one.family for one in scores})
-    by_name = {name: [one for one in scores if one.family == name] for name in names}
-    return {
-        name: {
-            "prompts": sum(one.prompts for one in own),
-            "kept_accuracy": _weighted([(one.kept_accuracy, (1.0 - one.assist_rate) * one.prompts) for one in own]),
-            "joint_accuracy": _weighted([(one.joint_accuracy, one.prompts) for one in own]),
-            "assist_rate": _weighted([(one.assist_rate, one.prompts) for one in own]),
-        }
-        for name, own in by_name.items()
+        "families": {
+            name: {
+                "prompts": sum(one.prompts for one in own),
+                "kept_accuracy": _weighted([(one.kept_accuracy, (1.0 - one.assist_rate) * one.prompts) for one in own]),
+                "joint_accuracy": _weighted([(one.joint_accuracy, one.prompts) for one in own]),
+                "assist_rate": _weighted([(one.assist_rate, one.prompts) for one in own]),
+            }
+            for name, own in by_family.items()
+        },
     }
 
 
@@ -280,44 +250,36 @@ def _weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
 
 def _read_held_out(path: Path) -> list[HeldOutScored]:
     """What the file holds. Raises StateError with the line of what is damaged."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
-    return [_held_out_from(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
-
-
-def _held_out_from(line: str, where: str) -> HeldOutScored:
-    try:
-        fields = {name: value for name, value in json.loads(line).items() if name != "kind"}
-        low, high = fields.pop("forced_local_interval")
-        return HeldOutScored(**fields, forced_local_interval=(low, high))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StateError(f"{where}: not a result on held-out items", hint="remove the line; it will be measured again") from error
+    found: list[HeldOutScored] = []
+    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = {name: value for name, value in json.loads(line).items() if name != "kind"}
+            low, high = fields.pop("forced_local_interval")
+            found.append(HeldOutScored(**fields, forced_local_interval=(low, high)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            where, hint = f"{path}:{number}", "remove the line; it will be measured again"
+            raise StateError(f"{where}: not a result on held-out items", hint=hint) from error
+    return found
 
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
     """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a stated price's
     `price_0.5.assist_rate`; empty where it did not occur.
     """
-    rows = [_flat(step) for step in steps]
+    rows = []
+    for step in steps:
+        row = {name: value for name, value in step.flat().items() if name not in _WHERE_MEASURED or value is not None}
+        parts, families, prices = row.pop("seconds_by_part"), row.pop("families"), row.pop("prices")
+        row |= {f"{name}_s": seconds for name, seconds in parts.items()}
+        for scores in families:
+            row |= {f"{scores['family']}.{name}": value for name, value in scores.items() if name != "family"}
+        for rate in prices:
+            row |= {f"price_{rate['price']:g}.{name}": value for name, value in rate.items() if name != "price"}
+        rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         if rows:
             writer = csv.DictWriter(file, fieldnames=names)
             writer.writeheader()
             writer.writerows(rows)
-
-
-_WHERE_MEASURED = ("floor_s", "times_floor")
-
-
-def _flat(step: StepFinished) -> dict[str, Any]:
-    row = {name: value for name, value in step.flat().items() if not (name in _WHERE_MEASURED and value is None)}
-    parts, families = row.pop("seconds_by_part"), row.pop("families")
-    of_families = {
-        f"{scores['family']}.{name}": value for scores in families for name, value in scores.items() if name != "family"
-    }
-    of_prices = {
-        f"price_{rate['price']:g}.{name}": value for rate in row.pop("prices") for name, value in rate.items() if name != "price"
-    }
-    return {**row, **{f"{name}_s": seconds for name, seconds in parts.items()}, **of_families, **of_prices}

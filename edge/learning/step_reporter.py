@@ -1,4 +1,4 @@
-"""Opening and closing learning steps at the coordinator, or in the outbox while it is away.
+"""Opening and closing learning steps at the coordinator; while it is away their reports wait in the state folder.
 
 A batch runs against the one λ that `open` returned. `StepReporter` alone numbers steps: the kept terms have the step that the coordinator
 expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
@@ -6,7 +6,7 @@ expects, and a new step comes after those whose reports wait. After a mismatch t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edge import __version__
 from edge.core.clock import Clock
@@ -15,7 +15,7 @@ from edge.core.events import EventSink
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.dual import help_bias_step
 from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
-from edge.state.events import Notice, OutboxDelivered
+from edge.state.events import Notice, ReportsDelivered
 from edge.state.folder import StateFolder
 from edge.state.rows import Report, Terms
 
@@ -48,39 +48,29 @@ class ClosedStep:
     unreported: Report | None
 
 
+@dataclass(slots=True)
 class StepReporter:
-    """The device's side of steps and λ."""
+    """The device's side of steps and λ.
 
-    def __init__(
-        self,
-        client: CoordinatorClient,
-        state: StateFolder,
-        sink: EventSink,
-        clock: Clock,
-        dual_init: float,
-        offline_retry_s: float = 0.0,
-        *,
-        dial_in_loop: bool = False,
-    ) -> None:
-        """While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out.
+    While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out. `dial_in_loop`:
+    rollouts have a help bias that follows the rate (edge.dagrpo.dual.help_bias_step), else none.
+    """
 
-        `dial_in_loop`: rollouts have a help bias that follows the rate (edge.dagrpo.dual.help_bias_step), else none.
-        """
-        self._client = client
-        self._state = state
-        self._sink = sink
-        self._clock = clock
-        self._dual_init = dual_init
-        self._offline_retry_s = offline_retry_s
-        self._dial_in_loop = dial_in_loop
-        self._away_since: float | None = None
+    client: CoordinatorClient
+    state: StateFolder
+    sink: EventSink
+    clock: Clock
+    dual_init: float
+    offline_retry_s: float = 0.0
+    dial_in_loop: bool = False
+    away_since: float | None = field(default=None, init=False)
 
     async def open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
         """Deliver what waits, then open the task's next step. Without a coordinator: the last λ, offline.
 
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
-        known = self._after_waiting(self._state.terms(task) or Terms(task, target_rate, self._dual_init, 0))
+        known = self._after_waiting(self.state.terms(task) or Terms(task, target_rate, self.dual_init, 0))
         plan = OpenStep(
             task,
             known.next_step,
@@ -91,20 +81,28 @@ class StepReporter:
             offline=True,
             help_bias=self._help_bias(task),
         )
-        if self._away_since is not None and self._clock.monotonic() - self._away_since < self._offline_retry_s:
+        if self.away_since is not None and self.clock.monotonic() - self.away_since < self.offline_retry_s:
             return plan
         try:
             await self.deliver()
-            known = self._state.terms(task) or await self._first_terms(known)
-            opened = await self._open_online(replace(plan, task_step=known.next_step, dual=known.dual))
+            known = self.state.terms(task) or await self._first_terms(known)
+            try:
+                opened = await self.client.open_step(task, known.next_step, planned_prompts, group_size, target_rate)
+            except StepMismatch as error:
+                if error.expected_step < 0:
+                    raise
+                self._notice(
+                    f"task {task}: the coordinator expects step {error.expected_step}, not {known.next_step}; going on there"
+                )
+                opened = await self.client.open_step(task, error.expected_step, planned_prompts, group_size, target_rate)
         except CoordinatorUnavailable:
-            self._away_since = self._clock.monotonic()
+            self.away_since = self.clock.monotonic()
             return plan
-        self._away_since = None
-        return opened
+        self.away_since = None
+        return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
 
     async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
-        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: into the outbox, same λ."""
+        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: the report waits, same λ."""
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
         after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
         try:
@@ -114,17 +112,28 @@ class StepReporter:
         except (StepMismatch, KeyReused) as error:
             return ClosedStep(await self._adopted(after, error), None)
         if closed is None:
-            expected = self._state.terms(step.task) if step.offline else None
+            expected = self.state.terms(step.task) if step.offline else None
             return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
         for discrepancy in closed.discrepancies:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(after, dual=closed.dual_after), None)
 
+    async def deliver(self) -> None:
+        """Deliver the reports that wait, in order. Raises CoordinatorUnavailable when it is away; what was delivered stays so."""
+        waiting = self.state.unreported()
+        for number, report in waiting:
+            terms = await self._deliver_one(report)
+            self.state.delivered(number, terms)
+        if waiting:
+            task = waiting[-1][1].task
+            known = self.state.terms(task)
+            self.sink.emit(ReportsDelivered(task, len(waiting), known.dual if known else self.dual_init, self.clock.now()))
+
     def _help_bias(self, task: str) -> float | None:
         """b of the task's next step, from its last committed one."""
-        if not self._dial_in_loop:
+        if not self.dial_in_loop:
             return None
-        controls = [step.control for step in self._state.steps(last=HELP_GAIN_STEPS, task=task)]
+        controls = [step.control for step in self.state.steps(last=HELP_GAIN_STEPS, task=task)]
         if not controls or controls[-1].help_bias is None:
             return 0.0
         gains = [control.help_gain for control in controls if control.help_gain is not None]
@@ -133,43 +142,22 @@ class StepReporter:
 
     def _after_waiting(self, known: Terms) -> Terms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""
-        waiting = [report.task_step for _, report in self._state.outbox() if report.task == known.task]
+        waiting = [report.task_step for _, report in self.state.unreported() if report.task == known.task]
         return replace(known, next_step=waiting[-1] + 1) if waiting else known
 
+    async def _first_terms(self, unknown: Terms) -> Terms:
+        """What the coordinator holds a task to that this state folder does not know yet."""
+        registration = await self.client.register(__version__, [unknown.task])
+        offered = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
+        return unknown if offered is None else replace(unknown, dual=offered.dual, next_step=offered.next_step)
+
     async def _closed(self, report: Report) -> StepClosed:
-        return await self._client.close_step(report.task, report.task_step, report.units)
-
-    async def deliver(self) -> None:
-        """Deliver the outbox in order. Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so."""
-        waiting = self._state.outbox()
-        for outbox_id, report in waiting:
-            terms = await self._deliver_one(report)
-            self._state.delivered(outbox_id, terms)
-        if waiting:
-            task = waiting[-1][1].task
-            known = self._state.terms(task)
-            self._sink.emit(OutboxDelivered(task, len(waiting), known.dual if known else self._dual_init, self._clock.now()))
-
-    async def _open_online(self, plan: OpenStep) -> OpenStep:
-        try:
-            opened = await self._client.open_step(
-                plan.task, plan.task_step, plan.planned_prompts, plan.group_size, plan.target_rate
-            )
-        except StepMismatch as error:
-            if error.expected_step < 0:
-                raise
-            self._notice(
-                f"task {plan.task}: the coordinator expects step {error.expected_step}, not {plan.task_step}; going on there"
-            )
-            opened = await self._client.open_step(
-                plan.task, error.expected_step, plan.planned_prompts, plan.group_size, plan.target_rate
-            )
-        return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
+        return await self.client.close_step(report.task, report.task_step, report.units)
 
     async def _deliver_one(self, report: Report) -> Terms | None:
         """The terms after the report, or None when the coordinator has already gone past its step."""
         try:
-            opened = await self._client.open_step(
+            opened = await self.client.open_step(
                 report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate
             )
             target_rate = opened.target_rate
@@ -178,31 +166,22 @@ class StepReporter:
         try:
             closed = await self._closed(report)
         except StepMismatch as error:
-            return await self._deliver_renumbered(report, error.expected_step)
+            if 0 <= error.expected_step < report.task_step:
+                return await self._deliver_one(replace(report, task_step=error.expected_step))
+            self._notice(
+                f"task {report.task}: the report of step {report.task_step} is dropped, the coordinator is at {error.expected_step}"
+            )
+            return None
         except KeyReused as error:
             return await self._adopted(Terms(report.task, target_rate, 0.0, report.task_step + 1), error)
         return Terms(report.task, target_rate, closed.dual_after, report.task_step + 1)
 
-    async def _deliver_renumbered(self, report: Report, expected: int) -> Terms | None:
-        if not 0 <= expected < report.task_step:
-            self._notice(
-                f"task {report.task}: the report of step {report.task_step} is dropped, the coordinator is at {expected}"
-            )
-            return None
-        return await self._deliver_one(replace(report, task_step=expected))
-
     async def _adopted(self, terms: Terms, error: CoordinatorError) -> Terms:
-        """The coordinator's own view after it refused a report: its next step and its λ."""
+        """The coordinator's own view after it rejected a report: its next step and its λ."""
         self._notice(f"task {terms.task}: step {terms.next_step - 1} could not be reported ({error}); taking the coordinator's λ")
-        budget = await self._client.get_budget(terms.task)
+        budget = await self.client.get_budget(terms.task)
         expected = error.expected_step if isinstance(error, StepMismatch) else -1
         return replace(terms, dual=budget.dual, next_step=expected if expected >= 0 else terms.next_step)
 
-    async def _first_terms(self, unknown: Terms) -> Terms:
-        """What the coordinator holds a task to that this state folder does not know yet."""
-        registration = await self._client.register(__version__, [unknown.task])
-        offered = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
-        return unknown if offered is None else replace(unknown, dual=offered.dual, next_step=offered.next_step)
-
     def _notice(self, text: str) -> None:
-        self._sink.emit(Notice(text=text, at=self._clock.now()))
+        self.sink.emit(Notice(text=text, at=self.clock.now()))

@@ -105,7 +105,7 @@ class BandShares:
 @dataclass(frozen=True, slots=True)
 class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
-    waits in the outbox. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
+    waits. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
 
     `help_gain`: by how much asking raised the reward in the groups where some asked and some did not (None: there were none).
     """
@@ -305,7 +305,7 @@ class Online(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class OutboxDelivered(Event):
+class ReportsDelivered(Event):
     """Step reports that waited while the coordinator was away have been delivered, in order; λ is the coordinator's again."""
 
     kind: ClassVar[str] = "outbox_delivered"

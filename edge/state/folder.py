@@ -2,7 +2,7 @@
 
 One folder, one process (a lock file), one SQLite file in WAL mode with `synchronous=FULL`: what a method has written is there after a
 kill or a power cut. A learning step is committed in one transaction: its row, the position in the phases, the data cursor, the terms
-of its task and, when it could not be reported, its outbox entry.
+of its task and, when it could not be reported, its report.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class StateFolder(StateReader):
                     "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
                 )
 
-    def delivered(self, outbox_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: Terms | None) -> None:
         """Remove a delivered report and keep the terms it brought, in one transaction."""
         with self._db:
-            self._db.execute("DELETE FROM outbox WHERE id = ?", (outbox_id,))
+            self._db.execute("DELETE FROM outbox WHERE id = ?", (report_id,))
             if terms is not None:
                 self._put_terms(terms)
 

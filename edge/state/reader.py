@@ -93,8 +93,8 @@ class StateReader:
         rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
-    def outbox(self) -> list[tuple[int, Report]]:
-        """Step reports that wait for the coordinator, oldest first, with their outbox ids."""
+    def unreported(self) -> list[tuple[int, Report]]:
+        """Step reports that wait for the coordinator, oldest first, with their row ids."""
         rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
         return [
             (place, Report(task, step, planned, size, rate, StepUnits(*units)))

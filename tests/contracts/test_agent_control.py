@@ -12,7 +12,6 @@ from edge.cli.folder_agent import FolderAgent
 from edge.cli.remote import RemoteAgent, agent_control, announced
 from edge.cloud.sent import Choice
 from edge.config.schema import AgentConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, StateError, TooFewAnswers
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
@@ -20,6 +19,7 @@ from edge.serve.ports import AgentControl
 from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers

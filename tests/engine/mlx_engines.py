@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edge.core.clock import ManualClock
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
+from edge.testing.clock import ManualClock
 from edge.training.learner import LearnerSettings, LoraSpec
 
 SPEC = LoraSpec(rank=4, alpha=8.0)

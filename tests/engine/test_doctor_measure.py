@@ -17,7 +17,7 @@ from edge.cli.settings import Settings
 from edge.config.device_profile import MEASURED, Pick, pick_profile
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
-from edge.core.clock import ManualClock, SystemClock
+from edge.core.clock import SystemClock
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, UsageError
 from edge.core.install import install_extra
@@ -25,6 +25,7 @@ from edge.core.machine import machine_facts, nvidia_driver
 from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend
 from edge.sizing import most_rows
+from edge.testing.clock import ManualClock
 from edge.training.device import fastest, product_flop_per_s, read_bytes_per_s
 from edge.training.floor import StepWork, step_floor
 from tools.simulate.fleet.profiles import load_device

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from edge.core.clock import ManualClock
 from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.models.decoder import Decoder, DecoderSpec
+from edge.testing.clock import ManualClock
 from edge.training.learner import LearnerSettings, LoraSpec
 from edge.training.torch_learner import TorchLearner
 

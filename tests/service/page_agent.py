@@ -20,7 +20,6 @@ from edge.budget.quota import Circumstances, quota_of
 from edge.budget.whatif import PastAnswer, what_if
 from edge.cloud.client import KnownBudget
 from edge.cloud.sent import SentEntry, SentKind, entry_json
-from edge.core.clock import ManualClock
 from edge.core.types import TokenUsage
 from edge.inference.backend import ModelInfo
 from edge.learning.adapters import Version
@@ -33,6 +32,7 @@ from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
 from tests.unit.agent_world import changed
 from tests.unit.test_console import step as finished_step

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from edge.cli.remote import announced
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]

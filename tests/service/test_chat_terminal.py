@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from edge.cli.remote import announced
-from edge.core.clock import ManualClock
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.pseudo_terminal import (
     ALT_ENTER,

@@ -14,7 +14,6 @@ from edge.budget.dial import MOST_OWN_DIALS
 from edge.cli import main
 from edge.cli.options import rate_of
 from edge.cli.remote import announced
-from edge.core.clock import ManualClock
 from edge.core.errors import UsageError
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
@@ -22,6 +21,7 @@ from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.in_process import ProgrammedProvider, running_coordinator
 from tests.service.test_cli_with_running_agent import edge_agent

@@ -10,13 +10,13 @@ import pytest
 
 from edge.cli import main
 from edge.cli.remote import announced
-from edge.core.clock import ManualClock
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.test_cli_with_running_agent import edge_agent
 from tests.unit.agent_world import World

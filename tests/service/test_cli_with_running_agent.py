@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from edge.cli.remote import announced, running_agent
-from edge.core.clock import ManualClock
 from edge.core.errors import CloudOff, ContextOverflow, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.serve.token_file import make_token
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]

@@ -12,7 +12,6 @@ import openai
 import pytest
 
 from edge.answering.answerer import ServedTexts
-from edge.core.clock import ManualClock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.endpoint import build_app
@@ -20,6 +19,7 @@ from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.serve.server import serving
 from edge.serve.streaming import MOST_AT_ONCE
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
@@ -63,7 +63,7 @@ def answers() -> ScriptedAnswers:
 
 
 @pytest.fixture
-def gate() -> ServingPrecedence:
+def precedence() -> ServingPrecedence:
     return ServingPrecedence(ManualClock())
 
 
@@ -73,8 +73,8 @@ def backend() -> CountingBackend:
 
 
 @pytest.fixture
-async def url(answers: ScriptedAnswers, gate: ServingPrecedence, backend: CountingBackend) -> AsyncIterator[str]:
-    texts = ServedTexts(backend, gate)
+async def url(answers: ScriptedAnswers, precedence: ServingPrecedence, backend: CountingBackend) -> AsyncIterator[str]:
+    texts = ServedTexts(backend, precedence)
     app = build_app(answers, ScriptedControl(answers), ManualClock(1000.0), loaded_model="nano-edge", texts=texts)
     async with serving(app, "127.0.0.1", 0) as base:
         yield base
@@ -86,7 +86,7 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, gate: ServingPrecedence) -> None:
+async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
     raw = await client.completions.with_raw_response.create(model="edge", prompt="Count:", seed=0)
     done = raw.parse()
     assert (done.object, done.model, done.created, done.id[:5]) == ("text_completion", "edge", 1000, "cmpl-")
@@ -96,7 +96,7 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, gat
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (1, 6, 7)
     assert raw.headers["x-edge-source"] == "local"
-    assert not gate.busy
+    assert not precedence.busy
 
 
 async def test_several_prompts_and_choices_come_in_order(client: openai.AsyncOpenAI) -> None:
@@ -217,12 +217,12 @@ async def test_unknown_ids_are_refused_before_anything_is_streamed(client: opena
             await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
-async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, gate: ServingPrecedence) -> None:
+async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
     stream = await client.completions.create(model="edge", prompt="x", stream=True)
     async for _ in stream:
         break
     await stream.close()
-    await gate.idle()
+    await precedence.idle()
 
 
 async def test_several_chat_answers_each_say_where_they_came_from(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:

@@ -15,13 +15,13 @@ from aiohttp import web
 
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorError
 from edge.core.types import Message
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
+from edge.testing.clock import ManualClock
 from tests.service.processes import CoordinatorProcess, FakeUpstream, command, coordinator_process, fake_upstream, settings_for
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
 
@@ -143,7 +143,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
             await agent.learn()
             await all_is_known(agent)
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
-            await agent.learning.roles.reporter.deliver()
+            await agent.learning.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
             assert agent.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5

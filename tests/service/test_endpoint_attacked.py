@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge.core.clock import ManualClock
 from edge.core.errors import EdgeError
 from edge.serve.access import Limits
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.endpoint import build_app
 from edge.serve.server import TimedProtocol, serving
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 ASK = json.dumps({"messages": [{"role": "user", "content": "2+2?"}]}).encode()

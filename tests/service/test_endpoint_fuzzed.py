@@ -7,12 +7,12 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
-from edge.core.clock import ManualClock
 from edge.serve.access import LOOPBACK_NAMES
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 EVERY_ROUTE = {

@@ -25,9 +25,9 @@ from coordinator.providers.provider import ProviderError
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Leg, Upstream, UpstreamTable
 from coordinator.verify import verify, verify_file
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown, Unpriced
 from edge.rpc.grpc_client import GrpcCoordinatorClient
+from edge.testing.clock import ManualClock
 from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
 from tests.service.processes import coordinator_process, fake_upstream, settings_for
 

@@ -19,11 +19,11 @@ from coordinator.fleet import Fleet, list_tasks
 from coordinator.ratelimit import RateLimiter
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.verify import verify
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied, RateLimited
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step, shared_lr
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
+from edge.testing.clock import ManualClock
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, upstream
 
 NOW = 1_760_000_000.0  # 2025-10-09 08:53:20 UTC

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
 from edge.rpc.address import is_loopback
 from edge.serve.access import Limits
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import _listen, serving
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]

@@ -80,7 +80,7 @@ class Served:
     def idle(self) -> bool:
         """Whether nobody is served, within some seconds."""
         pause = threading.Event()
-        return any(not self.agent.gate.busy or pause.wait(0.01) for _ in range(1000))
+        return any(not self.agent.precedence.busy or pause.wait(0.01) for _ in range(1000))
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_a_client_that_waits_no_longer_stops_the_answer(world: World) -> None:
         assert served.idle()
         stream = ask(client.with_options(timeout=30.0), model="edge-local", stream=True)
         next(iter(stream))
-        assert served.agent.gate.busy
+        assert served.agent.precedence.busy
         stream.close()
         assert served.idle()
         assert served.agent.status().answers == 0

@@ -17,7 +17,6 @@ from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import with_hint
 from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
-from edge.core.clock import ManualClock
 from edge.core.errors import Withheld
 from edge.core.types import Message
 from edge.privacy.registry import Registry
@@ -25,6 +24,7 @@ from edge.rpc import codec
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from tests.service.in_process import call
 from tests.service.processes import FakeUpstream, coordinator_process, fake_upstream, good_reply, settings_for
 from tools.experiments.privacy import TERMS, corpus, is_told

@@ -17,10 +17,10 @@ from coordinator.config import AuthConfig
 from coordinator.guard import tasks_in
 from coordinator.pki import Authority, CertificateFacts, Holder
 from coordinator.tokens import ROLES, Tokens, TokenStore, TokenTerms
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import call_pb2, device_pb2
+from edge.testing.clock import ManualClock
 from tests.service.security import SecureFleet
 
 ALLOWED = {("device", "DeviceService"), ("admin", "AdminService"), *((role, "CredentialService") for role in ROLES)}

@@ -10,12 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.core.clock import ManualClock, SystemClock
+from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorError, NotFound, Unauthenticated
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
+from edge.testing.clock import ManualClock
 from tests.service.in_process import Held, call
 from tests.service.security import SecureFleet, device
 

@@ -14,11 +14,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.tokens import SigningKey, Tokens, TokenStore, TokenTerms
-from edge.core.clock import ManualClock, SystemClock
+from edge.core.clock import SystemClock
 from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
 from edge.rpc.client import StepUnits
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import budget_pb2, device_pb2_grpc
+from edge.testing.clock import ManualClock
 from tests.service.in_process import call
 from tests.service.security import SecureFleet, device
 

@@ -12,12 +12,12 @@ from edge.cli.remote import agent_control, announced
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Choice, Keep, SentLog
 from edge.config.schema import AgentConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import NotFound
 from edge.privacy.registry import Registry
 from edge.serve.endpoint import build_app
 from edge.serve.running_agent import RunningAgent
 from edge.serve.server import serving
+from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers
 from tests.service.in_process import call
 from tests.unit.agent_world import World

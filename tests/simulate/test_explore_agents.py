@@ -115,6 +115,6 @@ def test_what_breaks_an_agent_is_a_violation(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object) -> None:
         raise ValueError("the gate fell")
 
-    monkeypatch.setattr("edge.learning.loop.LearningProgress.comes_to", broken)
+    monkeypatch.setattr("edge.learning.loop.Learning._make", broken)
     violations = AGENTS.play(CALM).verdict.violations
     assert any("A8: agent-0 broke: ['ValueError: the gate fell'" in line for line in violations)

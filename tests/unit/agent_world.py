@@ -13,7 +13,6 @@ from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.cloud.client import CoordinatorProcess
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
@@ -28,6 +27,7 @@ from edge.rpc.client import CloudCall
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.testing.learner import ScriptedLearner
 from edge.training.floor import StepMeasure

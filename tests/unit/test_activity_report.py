@@ -19,7 +19,7 @@ from edge.cli.report import report_lines
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import Message, Sampling
-from edge.learning.activity import MadeSteps, activity_report, read_daybook
+from edge.learning.activity import MadeSteps, activity_report, read_activity
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
@@ -149,25 +149,25 @@ async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
-        used = read_daybook(tmp_path, 0.0, 1.0)
+        used = read_activity(tmp_path, 0.0, 1.0)
         assert used == agent.records.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
     before = (tmp_path / "agent.sqlite").read_bytes()
-    assert read_daybook(tmp_path, 0.0, 1.0) == used
+    assert read_activity(tmp_path, 0.0, 1.0) == used
     assert (tmp_path / "agent.sqlite").read_bytes() == before
 
 
 def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no agent's state"):
-        read_daybook(tmp_path, 0.0, 1.0)
+        read_activity(tmp_path, 0.0, 1.0)
     with StateFolder(tmp_path) as state:
         state.database.execute("DROP TABLE exams")
         state.database.commit()
     with pytest.raises(StateError, match="older version, without exams") as refused:
-        read_daybook(tmp_path, 0.0, 1.0)
+        read_activity(tmp_path, 0.0, 1.0)
     assert "start edge-agent run once" in refused.value.hint
     (tmp_path / "agent.sqlite").write_bytes(b"no database at all, and long enough to be one")
     with pytest.raises(StateError, match="cannot be read"):
-        read_daybook(tmp_path, 0.0, 1.0)
+        read_activity(tmp_path, 0.0, 1.0)
 
 
 def test_times_are_given_in_words_spans_and_dates() -> None:

@@ -211,7 +211,7 @@ async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: 
     async with world.agent() as agent:
         async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, id="left"))) as deltas:
             await anext(deltas)
-        assert not agent.gate.busy
+        assert not agent.precedence.busy
         with pytest.raises(NotFound):
             agent.records.why("left")
 

@@ -8,9 +8,9 @@ import pytest
 
 from edge.cloud.client import WatchedClient
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited
 from edge.core.events import MemorySink
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.in_process import call
 

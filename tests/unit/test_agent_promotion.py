@@ -84,7 +84,7 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
     assert steps[3].adapter.gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
     assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
-    assert notice.text.startswith("the adapter of step 4 does not serve (sums: 0 %")
+    assert notice.text.startswith("the adapter of step 4 is rejected (sums: 0 %")
     assert notice.text.endswith("adapter 2 stays, training goes on")
 
 
@@ -110,7 +110,7 @@ async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serve
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused", "rolled back", "promoted"]
     assert (line.latest, line.serving) == (8, 8)
     assert world.learners[-1].step == 4  # the updates of steps 1, 2, 7 and 8
-    assert world.events(Notice)[-1].text.endswith("too many refusals in a row, training goes back to adapter 2")
+    assert world.events(Notice)[-1].text.endswith("too many rejections in a row, training goes back to adapter 2")
 
 
 async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edge.dagrpo.dual import dual_step
 from edge.learning.checkpoints import Checkpoints
 from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRequest
-from edge.state.events import Notice, Offline, Online, OutboxDelivered
+from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
 from edge.state.rows import Position, Report
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
@@ -176,7 +176,7 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
         dual = dual_step(dual, step.control.assist_rate, 0.3, 0.1)
     assert steps[4].control.dual_before == dual
     assert (len(world.events(Offline)), len(world.events(Online))) == (1, 1)
-    assert [(event.reports, event.dual) for event in world.events(OutboxDelivered)] == [(2, dual)]
+    assert [(event.reports, event.dual) for event in world.events(ReportsDelivered)] == [(2, dual)]
 
 
 async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
         state.database.execute("PRAGMA user_version = 1")
         state.database.commit()
     with StateFolder(folder) as state:
-        assert state.outbox() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
+        assert state.unreported() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
 
 
 async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path)
     async with world.agent() as agent:
         await agent.learn(max_steps=1)
     with StateFolder(tmp_path / "state") as state:
-        [(_, report)] = state.outbox()
+        [(_, report)] = state.unreported()
     assert report.units == StepUnits(12, 12, 12)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
 from edge.learning.forgetting import Forgetting, RetentionWatch, forgetting_of, phase_spans
 from edge.state.events import HeldOutScored, StepFinished
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from tests.unit.agent_world import HELP, World, local_answer, number_in, numbers
 from tests.unit.test_console import step
 

@@ -10,7 +10,6 @@ from coordinator.providers.provider import bound_by_bytes
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
 from edge.config.schema import PhaseConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import (
     BudgetExhausted,
     CallInProgress,
@@ -25,11 +24,12 @@ from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
 from edge.evaluation.judging import call_key
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
-from edge.learning.summary import CloudUse, cloud_use
+from edge.learning.step_event import cloud_use
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, fingerprint
 from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
@@ -151,9 +151,9 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     assert step_units([group]) == StepUnits(4, 2)
 
 
-@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, CloudUse(1, 0, 70)), ({}, CloudUse(0, 0, 0))])
+@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
 async def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_step_s_bill(
-    world: World, told: dict[str, str], use: CloudUse
+    world: World, told: dict[str, str], use: tuple[int, int, int]
 ) -> None:
     world.client.fail_next("complete", OutcomeUnknown("cut", metadata=told))
     [group] = await collected(world, world.client, [HELP, local_answer(1)])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edge.core.types import FinishReason, LocalResponse, TaskItem
-from edge.learning.activity import _bands, read_daybook
+from edge.learning.activity import _bands, read_activity
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
-from edge.learning.summary import band_shares, help_gain
+from edge.learning.step_event import band_shares, help_gain
 from edge.state.events import BandShares
 from edge.tasks.practice import practice_item
 from tests.unit.agent_world import World
@@ -55,7 +55,7 @@ async def test_the_report_compares_the_first_steps_with_the_last(tmp_path: Path)
         await agent.learn(max_steps=4)
         steps = agent.steps()
     assert all(step.scores.bands == () for step in steps), "the scripted sums are no practice family"
-    assert read_daybook(tmp_path / "state", 0.0, 1e12)["bands"] == []
+    assert read_activity(tmp_path / "state", 0.0, 1e12)["bands"] == []
 
 
 def test_the_report_weighs_steps_by_their_responses() -> None:

@@ -126,7 +126,7 @@ async def test_a_row_of_the_table_is_all_that_choosing_and_opening_an_engine_nee
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(ENGINES, "abacus", ABACUS)  # type: ignore[arg-type]
-    monkeypatch.setattr("edge.app.training.probe_memory", _nothing_to_probe)
+    monkeypatch.setattr("edge.app.engines.probe_memory", _nothing_to_probe)
     engine = EngineConfig(max_rows=3).model_copy(update={"backend": "abacus"})
     chosen, weights = AgentConfig().model_copy(update={"engine": engine}), app.SharedWeights(tmp_path)
     worker = EngineWorker()

@@ -63,7 +63,7 @@ def told(capsys: Capture) -> list[Mapping[str, Any]]:
 async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_works(setting: Setting, capsys: Capture) -> None:
     setting.slow(3600.0)
     turn = asyncio.ensure_future(setting.conversation.take("What is 1 + 1?"))
-    while not (setting.agent.gate.busy or turn.done()):
+    while not (setting.agent.precedence.busy or turn.done()):
         await asyncio.sleep(0.005)
     assert not turn.done()
     os.kill(os.getpid(), signal.SIGINT)

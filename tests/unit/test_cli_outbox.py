@@ -15,13 +15,13 @@ from edge.cli.settings import Settings
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
-from edge.core.clock import ManualClock
 from edge.core.errors import ConfigError, UsageError
 from edge.privacy.registry import Registry
 from edge.rpc import codec
 from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
 from edge.state.rows import Report
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import call
 

@@ -17,7 +17,6 @@ from edge.app.settings import agent_settings
 from edge.cloud.group_calls import GroupCalls
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import LearningConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages, outside_advantage
@@ -28,6 +27,7 @@ from edge.rpc.client import CloudCall, StepUnits
 from edge.sizing import batch_limits
 from edge.state.events import StepFinished
 from edge.testing.backend import EOS, ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.training.batching import live_rows, targets_of
 from edge.training.loss import shaped_weights

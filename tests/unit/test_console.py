@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
-from edge.core.clock import ManualClock
 from edge.core.formatting import dollars, duration, percent
 from edge.state.events import (
     EvalProgress,
@@ -25,6 +24,7 @@ from edge.state.events import (
     StepProgress,
     StepSeconds,
 )
+from edge.testing.clock import ManualClock
 
 ZEROS = (
     "reward_mean reward_std format_ok truncated frac_reward_zero_std loss grad_norm entropy mean_abs_logprob_diff kl "

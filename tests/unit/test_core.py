@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.clock import ManualClock
 from edge.core.errors import UsageError
 from edge.core.events import Event, FanOutSink, JsonLinesSink, MemorySink
 from edge.core.install import install_extra
 from edge.core.plugins import Registry
 from edge.core.rng import derive_seed, stream
 from edge.core.worker import EngineWorker, Priority
+from edge.testing.clock import ManualClock
 
 NAMES = st.lists(st.one_of(st.text(max_size=8), st.integers()), max_size=4)
 
@@ -56,7 +56,7 @@ def test_events_are_one_json_object_a_line() -> None:
 
 
 def test_an_unknown_implementation_names_the_known_ones() -> None:
-    registry = Registry("backend", {"scripted": "edge.core.clock:ManualClock"})
+    registry = Registry("backend", {"scripted": "edge.testing.clock:ManualClock"})
     assert registry.load("scripted") is ManualClock
     with pytest.raises(UsageError, match="known: scripted"):
         registry.load("nothing")

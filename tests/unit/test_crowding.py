@@ -8,10 +8,11 @@ import pytest
 
 from edge.cli.doctor import check_other_load
 from edge.config.schema import AgentConfig
-from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
-from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, ScriptedProbe, thread_settings
+from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, thread_settings
 from edge.state.events import LearningResumed, Notice, RunStarted, StepProgress
+from edge.testing.clock import ManualClock
+from edge.testing.probe import ScriptedProbe
 
 BOTH = ("engine.threads=1", "learning.torch_threads=1")
 BEGINS = RunStarted("run", "nano-edge", 0, None, 0, 0.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
-from edge.core.clock import ManualClock, local_day
+from edge.core.clock import local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.core.types import Message, Sampling, TokenUsage
 from edge.rpc.client import CloudCall, CloudCompletion
@@ -21,6 +21,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.reader import used_today
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at
@@ -187,7 +188,7 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((agent.learning.roles.daily_budget.today(), agent.steps()[-1].cloud.total_cloud_calls))
+            counts.append((agent.learning.daily_budget.today(), agent.steps()[-1].cloud.total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0
@@ -199,7 +200,7 @@ async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_
         world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent.learning.roles.daily_budget.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+        assert agent.learning.daily_budget.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
 
 
 class Ledger:
@@ -307,7 +308,7 @@ async def test_learning_asks_the_ledger_what_a_lost_reply_has_cost(tmp_path: Pat
         world.client.lose_next_reply()
     async with world.agent() as agent:
         await agent.learn()
-        used = agent.learning.roles.daily_budget.today()
+        used = agent.learning.daily_budget.today()
         spent = used_today(agent.components.state.database, world.clock.now()).today.learning_spend_uusd
     assert used.spend_uusd == 100 * len(world.client.calls) == spent == 200
     assert used.open_calls == 0

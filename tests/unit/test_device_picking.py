@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import device_profile
+from edge.app import settings as app_settings
 from edge.cli import main
 from edge.cli.settings import Settings, starting_lines
 from edge.config.agent import agent_config_problems, resolve_agent_config
@@ -172,28 +172,28 @@ def test_other_commands_pick_nothing() -> None:
 def test_a_run_finds_what_is_kept_beside_its_state_or_in_the_platforms_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(device_profile.PROFILE_SWITCH, raising=False)
+    monkeypatch.delenv(app_settings.PROFILE_SWITCH, raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(device_profile, "machine_facts", lambda: SERVER)
+    monkeypatch.setattr(app_settings, "machine_facts", lambda: SERVER)
     config = AgentConfig(state_folder=str(tmp_path / "state"))
-    assert device_profile.own_profile(config) == Pick()
-    general = device_profile.kept_profile(AgentConfig())
+    assert app_settings.own_profile(config) == Pick()
+    general = app_settings.kept_profile(AgentConfig())
     if general.is_relative_to(tmp_path):  # the platform's folder can be moved by this variable on Linux alone
         general.parent.mkdir(parents=True)
         file = kept(general.parent)
-        assert device_profile.own_profile(config) == Pick(file, MEASURED)
+        assert app_settings.own_profile(config) == Pick(file, MEASURED)
     (tmp_path / "state").mkdir()
     file = kept(tmp_path / "state")
-    assert device_profile.own_profile(config) == Pick(file, MEASURED)
-    monkeypatch.setenv(device_profile.PROFILE_SWITCH, "none")
-    assert device_profile.own_profile(config) == Pick()
+    assert app_settings.own_profile(config) == Pick(file, MEASURED)
+    monkeypatch.setenv(app_settings.PROFILE_SWITCH, "none")
+    assert app_settings.own_profile(config) == Pick()
 
 
 def test_config_show_has_what_run_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(device_profile.PROFILE_SWITCH, raising=False)
-    monkeypatch.setattr(device_profile, "machine_facts", lambda: SERVER)
+    monkeypatch.delenv(app_settings.PROFILE_SWITCH, raising=False)
+    monkeypatch.setattr(app_settings, "machine_facts", lambda: SERVER)
     file = kept(tmp_path)
     assert main(["config", "show", "--changed", "--set", f"state_folder={tmp_path}"]) == 0
     shown = capsys.readouterr().out

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold, wanted_rate
-from edge.core.clock import ManualClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
+from edge.testing.clock import ManualClock
 from tests.unit.agent_world import HELP, World, local_answer
 
 RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]

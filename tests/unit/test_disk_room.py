@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions, ScriptedProbe
+from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions
 from edge.state.events import LearningResumed, LearningWaits, StepFinished
+from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import World
 
 MIB = 2**20

@@ -18,7 +18,6 @@ from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json, reading_sent
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
@@ -32,6 +31,7 @@ from edge.rpc.client import CloudCall, StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.service.in_process import call
@@ -219,7 +219,7 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_c
         access, settings = agent.access, world.answer_settings()
         recorder = AnswerRecorder(world.serving, state, access, sink, world.clock)
         asker = CloudQuestions(watched, access, recorder.record, world.clock, state.run_id, settings)
-        answerer = Answerer(world.serving, agent.gate, access, asker, recorder, world.clock, settings)
+        answerer = Answerer(world.serving, agent.precedence, access, asker, recorder, world.clock, settings)
         record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
     assert world.client.calls == [] and not watched.online

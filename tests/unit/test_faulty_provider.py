@@ -23,9 +23,9 @@ from coordinator.providers.provider import ProviderError, ProviderRequest, Provi
 from coordinator.stores.memory import MemoryLedgerStore
 from coordinator.upstreams import Leg, Upstream, UpstreamTable
 from coordinator.verify import verify
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorError
 from edge.core.types import Message
+from edge.testing.clock import ManualClock
 from tests.service.in_process import PRICE, call
 from tests.unit.virtual_time import run_in_virtual_time
 

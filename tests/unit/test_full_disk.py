@@ -97,9 +97,9 @@ async def test_a_pause_holds_while_the_agent_lives_and_a_resumption_needs_the_di
 async def test_learning_makes_no_call_that_its_daily_budget_cannot_count(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
-        factory = agent.learning.roles.factory
-        outcome: CloudOutcome = await factory._cloud.ask(CloudCall("k" * 32, "math", 0, "0:x", 1, (Message("user", "?"),), 8))
-        assert agent.learning.roles.daily_budget.today().calls == 0
+        session = agent.learning.session
+        outcome: CloudOutcome = await session.cloud.ask(CloudCall("k" * 32, "math", 0, "0:x", 1, (Message("user", "?"),), 8))
+        assert agent.learning.daily_budget.today().calls == 0
     assert outcome.unsent and "cannot be written down" in outcome.reason
     assert world.client.calls == []
 

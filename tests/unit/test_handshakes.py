@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from coordinator.handshakes import PATIENCE_S, Handshakes
-from edge.core.clock import ManualClock
+from edge.testing.clock import ManualClock
 
 LONGEST_S = 100.0
 

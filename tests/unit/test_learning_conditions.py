@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge.core.clock import ManualClock, SystemClock
+from edge.core.clock import SystemClock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.events import MemorySink
 from edge.core.types import Message
@@ -21,14 +21,15 @@ from edge.learning.conditions import (
     MachineProbe,
     Readiness,
     Readings,
-    ScriptedProbe,
+    pause_learning,
     reason_to_wait,
-    set_paused,
     within_hours,
 )
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningWaits
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
+from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import World
 from tests.unit.virtual_time import run_in_virtual_time
 
@@ -55,9 +56,9 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.clock, self.sink = LoopClock(), MemorySink()
-        self.gate = ServingPrecedence(self.clock)
+        self.precedence = ServingPrecedence(self.clock)
         conditions = MachineConditions(self.rules, ScriptedProbe(*self.readings)) if self.readings else None
-        self.readiness = Readiness(self.gate, conditions, DiskSpace(self.state.folder), self.state, self.sink, self.clock)
+        self.readiness = Readiness(self.precedence, conditions, DiskSpace(self.state.folder), self.state, self.sink, self.clock)
 
     def waits(self) -> list[tuple[float, str]]:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")
@@ -111,7 +112,7 @@ def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:
     async def use() -> float:
         await waiting.readiness.ready()
         assert waiting.sink.events == [], "nobody was answered yet"
-        with waiting.gate.serving():
+        with waiting.precedence.serving():
             await asyncio.sleep(10.0)
         await waiting.readiness.ready()
         return waiting.clock.monotonic()
@@ -126,7 +127,7 @@ def test_while_somebody_is_answered_nothing_begins_however_often_one_looks(state
     async def use() -> float:
         async def serve() -> None:
             await asyncio.sleep(3.0)
-            with waiting.gate.serving():
+            with waiting.precedence.serving():
                 await asyncio.sleep(100.0)
 
         serving = asyncio.create_task(serve())
@@ -210,7 +211,7 @@ async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_wa
 async def test_a_paused_agent_answers_and_goes_on_learning_when_it_is_resumed(tmp_path: Path) -> None:
     world = World(tmp_path)
     with StateFolder(tmp_path) as state:
-        set_paused(state, True)
+        pause_learning(state, True)
     async with world.agent() as agent:
         assert (agent.status().paused, agent.status().waiting) == (True, "paused by you")
         learning = asyncio.create_task(agent.learn())

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.learning.methods import DaGrpo
@@ -23,6 +22,7 @@ from edge.state.answer_record import AnswerRecord
 from edge.state.feedback import Feedback, FeedbackBook, Verdict
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.own_answer import OwnKey, plain_words

@@ -182,7 +182,6 @@ async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> N
         file_of(folder, "bad.jsonl", 8)
         await agent.learn(max_steps=2)
         assert len(world.events(Notice)) == 2
-        assert agent.components.own_use is not None and agent.components.own_use.problems() == {}
 
 
 async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from edge.app.settings import agent_settings
 from edge.cloud.group_calls import GroupCalls
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig
-from edge.core.clock import ManualClock
 from edge.core.errors import ConfigError
 from edge.core.events import MemorySink
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
@@ -33,6 +32,7 @@ from edge.learning.run_folder import _write_metrics
 from edge.routing.policy import SelfOffload
 from edge.state.events import StepFinished
 from edge.testing.backend import ScriptedBackend
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers

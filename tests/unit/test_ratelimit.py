@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.config import RateConfig, RatesConfig
 from coordinator.ratelimit import FEWEST_BUCKETS_TO_SCAN, RateLimiter
-from edge.core.clock import ManualClock
 from edge.core.errors import RateLimited
+from edge.testing.clock import ManualClock
 
 
 def rates(

@@ -9,7 +9,7 @@ import pytest
 from coordinator.config import TaskConfig
 from coordinator.controller import StepController
 from coordinator.stores.memory import MemoryLedgerStore
-from edge.core.clock import ManualClock
+from edge.testing.clock import ManualClock
 
 
 @pytest.fixture

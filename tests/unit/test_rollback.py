@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
-from edge.learning.conditions import ConditionRules, MachineConditions, ScriptedProbe
+from edge.learning.conditions import ConditionRules, MachineConditions
 from edge.learning.rollback import RollbackMonitor
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
 from edge.state.feedback import Feedback
+from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 
@@ -146,7 +147,7 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
 
 
 async def made_guard(agent: Agent) -> RollbackMonitor:
-    guard = await agent.learning.roles.factory.monitor()
+    guard = await agent.learning.session.monitor()
     assert guard is not None
     return guard
 

@@ -15,8 +15,7 @@ from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.types import FinishReason
-from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.examples import Example, examples_of
+from edge.evaluation.evaluate import EvalRoles, Example, examples_of
 from edge.routing.classifier import area_under_curve, calibrate
 from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend

@@ -48,7 +48,7 @@ async def test_the_end_of_a_pause_is_told_at_once_while_learning_still_waits(tmp
         control = RunningAgent(agent)
         await control.pause_learning(True)
         learning = asyncio.create_task(agent.learn())
-        while not agent.learning.roles.readiness.waiting:
+        while not agent.learning.readiness.waiting:
             await asyncio.sleep(0)
         assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
         await learning

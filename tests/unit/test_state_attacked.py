@@ -17,7 +17,7 @@ from edge.cli.remote import announced, announcement
 from edge.cli.run import learn_while_serving
 from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
-from edge.learning.activity import read_daybook
+from edge.learning.activity import read_activity
 from edge.learning.checkpoints import Checkpoints
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
@@ -54,7 +54,7 @@ def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked
     with pytest.raises(StateError, match="format 99"), reading_sent(tmp_path):
         pass
     with pytest.raises(StateError, match="format 99"):
-        read_daybook(tmp_path, 0.0, 1.0)
+        read_activity(tmp_path, 0.0, 1.0)
     with pytest.raises(StateError, match="format 99") as caught:
         StateFolder(tmp_path)
     assert "newer version" in caught.value.hint

@@ -12,13 +12,13 @@ import pytest
 
 from edge.agent import Agent
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S, AnswerCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)

@@ -51,8 +51,8 @@ with warnings.catch_warnings():
     from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from edge.core.clock import ManualClock
     from edge.core.errors import ConfigError, UsageError
+    from edge.testing.clock import ManualClock
     from tools.integrations.verl import plugin
     from tools.integrations.verl import trainer as our_trainer
     from tools.integrations.verl.estimator import Priced, dagrpo_advantage, priced
@@ -569,7 +569,7 @@ def test_the_price_moves_once_for_each_step_of_verls_trainer(training, monkeypat
     trainer, client = training
     duals = [made(trainer, client, monkeypatch)[1]["dagrpo/dual"] for _ in range(3)]
     assert duals == pytest.approx([0.5, 0.52, 0.54])
-    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).outbox() == []
+    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).unreported() == []
 
 
 def test_rows_that_verl_adds_to_fill_the_batch_change_no_rate_and_no_gradient(training, monkeypatch):

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CloudCall
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import BROKEN_HELP, HELP, item, local_answer, number_in

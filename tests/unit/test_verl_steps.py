@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
 from edge.evaluation.judging import RolloutSettings
 from edge.rpc.client import StepUnits
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
@@ -112,7 +112,7 @@ def test_a_report_written_before_the_driver_died_is_delivered_by_the_next_one(dr
     steps = drivers.start()
     opened = steps.open()
     assert (opened.task_step, opened.dual) == (1, dual_step(0.5, 1.0, 0.3, 0.1))
-    assert RunState(drivers.folder / STATE_FILE).outbox() == []
+    assert RunState(drivers.folder / STATE_FILE).unreported() == []
 
 
 def test_a_close_whose_answer_was_lost_moves_the_price_no_second_time(drivers):
@@ -143,7 +143,7 @@ def test_while_the_coordinator_is_away_steps_go_on_with_the_last_price_and_are_r
         assert one_step(steps, 16) == (price, price)
         assert one_step(steps, 0) == (price, price)
     assert "the coordinator is away" in caplog.text
-    assert [report.units.help for _, report in RunState(drivers.folder / STATE_FILE).outbox()] == [16, 0]
+    assert [report.units.help for _, report in RunState(drivers.folder / STATE_FILE).unreported()] == [16, 0]
 
     opened = steps.open()
     wanted = dual_step(dual_step(price, 1.0, 0.3, 0.1), 0.0, 0.3, 0.1)

@@ -12,13 +12,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.clock import ManualClock
 from edge.core.events import MemorySink
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import StepReporter
 from edge.routing.policy import SelfOffload
 from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.app.places import model_file
+from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError
 from tools.experiments.cells import Cell

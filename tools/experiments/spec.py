@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from edge.app.places import model_file
+from edge.app.settings import model_file
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved, ValueAt, dotted, resolve
 from edge.config.schema import Price

@@ -24,8 +24,8 @@ from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.learning.step_event import step_event
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.learning.summary import summarise
 from edge.routing.policy import OffloadPolicy
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
 from edge.state.folder import StateFolder
@@ -153,7 +153,7 @@ class Desk:
         rollout = Rollout(sampled, roles.cloud, roles.verifier, roles.policy, roles.clock, self._settings)
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
         now.groups = await rollout.collect(batch)
-        now.cloud_s, now.scored_s = rollout.cloud_span.seconds, roles.clock.monotonic()
+        now.cloud_s, now.scored_s = rollout.cloud_s, roles.clock.monotonic()
         self._tell_refused(now.groups)
         return verdicts_of(now.groups)
 
@@ -228,7 +228,7 @@ class Desk:
     def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
         before = next(iter(self._roles.state.steps(last=1)), None)
         seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
-        return summarise(now.plan, now.opened, now.groups, _learner_report(now, numbers), seconds, before)
+        return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), seconds, before)
 
     def _tell_otherwise(self, now: _Underway) -> None:
         before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)

@@ -21,13 +21,13 @@ _FORMAT = 1
 
 
 class RunState:
-    """One run's terms by task, and its outbox, oldest first. Every change is on disk when the method returns."""
+    """One run's terms by task, and its reports that wait, oldest first. Every change is on disk when the method returns."""
 
     def __init__(self, path: Path) -> None:
         """Raises StateError for a file that cannot be read."""
         self._path = path
         self._terms: dict[str, Terms] = {}
-        self._outbox: dict[int, Report] = {}
+        self._unreported: dict[int, Report] = {}
         if path.exists():
             self._load()
 
@@ -35,21 +35,21 @@ class RunState:
         """What the task was last held to, or None where this run has not met it."""
         return self._terms.get(task)
 
-    def outbox(self) -> list[tuple[int, Report]]:
+    def unreported(self) -> list[tuple[int, Report]]:
         """Reports that wait, oldest first."""
-        return sorted(self._outbox.items())
+        return sorted(self._unreported.items())
 
     def put(self, report: Report) -> int:
         """Keep a report until it is delivered; its number. The same step again replaces its report."""
-        same = [number for number, waiting in self._outbox.items() if _step_of(waiting) == _step_of(report)]
-        number = same[0] if same else max(self._outbox, default=0) + 1
-        self._outbox[number] = report
+        same = [number for number, waiting in self._unreported.items() if _step_of(waiting) == _step_of(report)]
+        number = same[0] if same else max(self._unreported, default=0) + 1
+        self._unreported[number] = report
         self._save()
         return number
 
-    def delivered(self, outbox_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: Terms | None) -> None:
         """A report has arrived; `terms` as the coordinator answered (None: it has gone past that step)."""
-        self._outbox.pop(outbox_id, None)
+        self._unreported.pop(report_id, None)
         self.note(terms)
 
     def note(self, terms: Terms | None) -> None:
@@ -64,7 +64,7 @@ class RunState:
             if data["format"] != _FORMAT:
                 raise ValueError(f"format {data['format']}")
             self._terms = {row["task"]: Terms(**row) for row in data["terms"]}
-            self._outbox = {row["id"]: _report(row["report"]) for row in data["outbox"]}
+            self._unreported = {row["id"]: _report(row["report"]) for row in data["outbox"]}
         except (OSError, ValueError, TypeError, KeyError) as error:
             hint = "restore it from a backup; without it the coordinator's λ and step numbers are taken, and a report may be lost"
             raise StateError(f"{self._path}: cannot be read ({error})", hint=hint) from error
@@ -73,7 +73,7 @@ class RunState:
         data = {
             "format": _FORMAT,
             "terms": [asdict(terms) for terms in self._terms.values()],
-            "outbox": [{"id": number, "report": asdict(report)} for number, report in self.outbox()],
+            "outbox": [{"id": number, "report": asdict(report)} for number, report in self.unreported()],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(data, allow_nan=False))

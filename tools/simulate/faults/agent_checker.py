@@ -68,7 +68,7 @@ class Kept:
         return cls(
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
-            outbox=[report for _, report in state.outbox()],
+            outbox=[report for _, report in state.unreported()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             purse={str(key): Purse(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,

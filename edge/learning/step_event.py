@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
@@ -29,24 +29,7 @@ from edge.training.floor import StepMeasure
 from edge.training.learner import LearnerReport
 
 
-@dataclass(frozen=True, slots=True)
-class CloudUse:
-    """Billed calls, their tokens, and micro-USD of one step. A cached answer is no call."""
-
-    calls: int
-    tokens: int
-    spend_uusd: int
-
-
-def cloud_use(groups: Sequence[ScoredGroup]) -> CloudUse:
-    """What the groups' calls cost, with those that were charged and brought no answer."""
-    lost = [group.lost_uusd for group in groups if group.lost_uusd is not None]
-    billed = [group.completion for group in groups if group.completion is not None and not group.completion.cached]
-    tokens = sum(completion.usage.input_tokens + completion.usage.output_tokens for completion in billed)
-    return CloudUse(len(billed) + len(lost), tokens, sum(completion.charged_uusd for completion in billed) + sum(lost))
-
-
-def summarise(
+def step_event(
     plan: StepPlan,
     opened: OpenStep,
     groups: Sequence[ScoredGroup],
@@ -65,7 +48,7 @@ def summarise(
     rewards = [scored.reward for scored in judged]
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
-    use = cloud_use(groups)
+    calls, cloud_tokens, spend_uusd = cloud_use(groups)
     return StepFinished(
         step=plan.step,
         steps_planned=plan.steps_planned,
@@ -101,12 +84,12 @@ def summarise(
             bands=band_shares(groups),
         ),
         cloud=StepCloud(
-            cloud_calls=use.calls,
-            cloud_tokens=use.tokens,
-            spend_uusd=use.spend_uusd,
-            total_cloud_calls=use.calls + (before.cloud.total_cloud_calls if before else 0),
-            total_cloud_tokens=use.tokens + (before.cloud.total_cloud_tokens if before else 0),
-            total_spend_uusd=use.spend_uusd + (before.cloud.total_spend_uusd if before else 0),
+            cloud_calls=calls,
+            cloud_tokens=cloud_tokens,
+            spend_uusd=spend_uusd,
+            total_cloud_calls=calls + (before.cloud.total_cloud_calls if before else 0),
+            total_cloud_tokens=cloud_tokens + (before.cloud.total_cloud_tokens if before else 0),
+            total_spend_uusd=spend_uusd + (before.cloud.total_spend_uusd if before else 0),
             cloud_samples=sum(bool(group.cloud_sample) for group in groups),
             cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
         ),
@@ -164,6 +147,14 @@ def help_gain(groups: Sequence[ScoredGroup]) -> float | None:
     return mean(gains) if gains else None
 
 
+def cloud_use(groups: Sequence[ScoredGroup]) -> tuple[int, int, int]:
+    """Billed calls, their tokens and micro-USD, with calls that were charged and brought no answer. A cached answer is no call."""
+    lost = [group.lost_uusd for group in groups if group.lost_uusd is not None]
+    billed = [group.completion for group in groups if group.completion is not None and not group.completion.cached]
+    tokens = sum(completion.usage.input_tokens + completion.usage.output_tokens for completion in billed)
+    return len(billed) + len(lost), tokens, sum(completion.charged_uusd for completion in billed) + sum(lost)
+
+
 def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepMeasure) -> float | None:
     """The least seconds these groups could have taken on the measured device; None when nothing was sampled."""
     lengths = [len(scored.response.token_ids) for group in groups for scored in group.responses]
@@ -179,31 +170,33 @@ def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepM
 
 def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
     """The share that asks at each price that a prompt stated, the lowest first."""
-    prices = sorted({group.prompt_dual for group in groups if group.prompt_dual is not None})
-    return tuple(_price_rate(price, [group for group in groups if group.prompt_dual == price]) for price in prices)
-
-
-def _price_rate(price: float, groups: Sequence[ScoredGroup]) -> PriceRate:
-    responses = [scored for group in groups for scored in group.responses]
-    return PriceRate(price, len(groups), sum(scored.asked for scored in responses) / len(responses))
+    by_price = _grouped((group.prompt_dual, group) for group in groups if group.prompt_dual is not None)
+    return tuple(PriceRate(price, len(own), _assist_rate(own)) for price, own in by_price)
 
 
 def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:
     """The shares of each family among the groups, by name."""
-    families = sorted({group.item.family for group in groups})
-    return tuple(_family_scores(family, [group for group in groups if group.item.family == family]) for family in families)
+    scores = []
+    for family, own in _grouped((group.item.family, group) for group in groups):
+        counts = _tally([scored for group in own for scored in group.responses])
+        kept, joint = counts.kept_accuracy if counts.kept else None, counts.joint_accuracy if counts.responses else None
+        scores.append(FamilyScores(family, len(own), _assist_rate(own), kept, joint))
+    return tuple(scores)
 
 
-def _family_scores(family: str, groups: Sequence[ScoredGroup]) -> FamilyScores:
-    responses = [scored for group in groups for scored in group.responses]
-    counts = _tally(responses)
-    return FamilyScores(
-        family=family,
-        prompts=len(groups),
-        assist_rate=sum(scored.asked for scored in responses) / len(responses),
-        kept_accuracy=counts.kept_accuracy if counts.kept else None,
-        joint_accuracy=counts.joint_accuracy if counts.responses else None,
-    )
+Key = TypeVar("Key", str, float)
+
+
+def _grouped(pairs: Iterable[tuple[Key, ScoredGroup]]) -> list[tuple[Key, list[ScoredGroup]]]:
+    found: dict[Key, list[ScoredGroup]] = {}
+    for key, group in pairs:
+        found.setdefault(key, []).append(group)
+    return sorted(found.items(), key=lambda entry: entry[0])
+
+
+def _assist_rate(groups: Sequence[ScoredGroup]) -> float:
+    asked = [scored.asked for group in groups for scored in group.responses]
+    return sum(asked) / len(asked)
 
 
 def _tally(responses: Sequence[ScoredResponse]) -> Tally:
