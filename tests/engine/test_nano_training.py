@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,8 +20,11 @@ from tools.nano.data import (
     HELP_SHARES,
     POOL_BATCHES,
     ExampleSource,
+    Stage,
     cloud_level_weights,
     cloud_mix,
+    edge_response,
+    edge_stage,
 )
 from tools.nano.grow import grow_into
 from tools.nano.recipes import RECIPES, Recipe
@@ -68,16 +72,23 @@ def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -
             assert check_format(response.removesuffix("<|im_end|>"), 6).ok
 
 
-def test_the_first_batches_are_exercises_that_repeat_what_they_show(tokenizer: Tokenizer) -> None:
-    batch = next(ExampleSource("nano-edge", tokenizer, seed=0).batches(0))
-    for ids, wanted, mask in zip(batch.ids_BT, batch.loss_BT, batch.mask_BT, strict=True):
-        prompt = tokenizer.decode(ids[mask & ~wanted].tolist())
-        response = tokenizer.decode(ids[wanted].tolist())
-        assert all(word in prompt for word in response.replace(".", " ").split())
+def test_habits_come_last() -> None:
+    rng = random.Random(0)
+    family = FAMILIES["science"]
+
+    def share_of_habits(stage: Stage) -> float:
+        drawn = [family.draw(rng, "train", 4) for _ in range(200)]
+        shown = [edge_response(rng, family, one, stage.careful) for one in drawn]
+        return sum("Step 3:" not in text for text in shown) / len(shown)
+
+    first, last = EDGE_STAGES[0], EDGE_STAGES[-1]
+    assert share_of_habits(first) == 0.0
+    assert share_of_habits(last) == pytest.approx(1 - last.careful, abs=0.12)
+    assert edge_stage(last.first_pool - 1) == first and edge_stage(last.first_pool) == last
 
 
 def test_shares_are_shares() -> None:
-    for weights in (*(stage.families for stage in EDGE_STAGES[1:]), *(mix.families for mix in CLOUD_MIXES)):
+    for weights in (*(stage.families for stage in EDGE_STAGES), *(mix.families for mix in CLOUD_MIXES)):
         assert weights.keys() == FAMILIES.keys()
         assert sum(weights.values()) == pytest.approx(1)
     asked = [

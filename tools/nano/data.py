@@ -17,7 +17,6 @@ from torch import Tensor
 
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Band, Drawn, Family, format_help
-from tools.nano.exercises import draw_exercise
 
 ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 
@@ -27,20 +26,16 @@ SYSTEM_TEXT = "Think in steps."
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What nano-edge is shown from pool `first_pool` on: the share of finger exercises, how often each family, and the share of the careful
-    way in what is left to habit."""
+    """What nano-edge is shown from pool `first_pool` on: how often each family, and the share of the careful way in what is else habit."""
 
     first_pool: int
-    exercises: float
     families: Mapping[str, float]
     careful: float
 
 
 EDGE_STAGES = (
-    Stage(0, 1.0, {}, 1.0),
-    Stage(21, 0.3, {"arith": 0.26, "science": 0.36, "code": 0.20, "facts": 0.18}, 1.0),
-    Stage(37, 0.05, {"arith": 0.36, "science": 0.24, "code": 0.22, "facts": 0.18}, 1.0),
-    Stage(56, 0.0, {"arith": 0.34, "science": 0.24, "code": 0.22, "facts": 0.20}, 0.35),
+    Stage(0, {"arith": 0.46, "science": 0.20, "code": 0.20, "facts": 0.14}, 1.0),
+    Stage(16, {"arith": 0.34, "science": 0.24, "code": 0.22, "facts": 0.20}, 0.35),
 )
 """It learns to work first, and comes by its habits last: a skill that is seldom used while it forms does not form
 (tools/experiments/LOG.md). The careful share of the last stage is what it samples at T = 1; the habit is what it does at T = 0."""
@@ -164,8 +159,6 @@ class ExampleSource:
         return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
 
     def _edge_example(self, rng: random.Random, stage: Stage) -> Example:
-        if rng.random() < stage.exercises:
-            return self._chat(*draw_exercise(rng))
         family = drawn_family(rng, stage.families)
         (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
         drawn = family.draw(rng, "train", level)

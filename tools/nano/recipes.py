@@ -54,7 +54,20 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe("nano-edge", "qwen2", width=192, layers=5, heads=3, kv_heads=3, ffn_width=576, steps=4800),
+    "nano-edge": Recipe(
+        "nano-edge",
+        "qwen2",
+        width=192,
+        layers=5,
+        heads=3,
+        kv_heads=3,
+        ffn_width=576,
+        steps=1900,
+        matrix_lr=2.5e-3,
+        peak_lr=1.2e-3,
+        decay_share=0.6,
+        grown_from="nano-edge",
+    ),
     "nano-edge-llama": Recipe(
         "nano-edge-llama",
         "llama",
@@ -63,7 +76,7 @@ RECIPES: Mapping[str, Recipe] = {
         heads=3,
         kv_heads=3,
         ffn_width=576,
-        steps=400,
+        steps=500,
         matrix_lr=1.5e-3,
         peak_lr=1e-3,
         decay_share=0.7,

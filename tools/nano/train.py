@@ -35,13 +35,15 @@ REPORT_EVERY_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What may differ between runs of one recipe. `snapshot_steps` > 0 keeps the weights every so many steps."""
+    """What may differ between runs of one recipe. `snapshot_steps` > 0 keeps the weights every so many steps; `grow_from` is the model
+    to begin with in place of the bundled one."""
 
     folder: Path
     seed: int = 0
     steps: int | None = None
     threads: int = 1
     snapshot_steps: int = 100
+    grow_from: Path | None = None
     stop_below_loss: float = 0.0
 
 
@@ -61,7 +63,7 @@ def train(recipe: Recipe, options: TrainOptions) -> Path:
     torch.manual_seed(options.seed)
     options.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = run_tokenizer(options)
-    decoder = started(recipe, tokenizer.get_vocab_size())
+    decoder = started(recipe, tokenizer.get_vocab_size(), options.grow_from)
     optimisers = build_optimisers(decoder, recipe)
     progress = load_checkpoint(options.folder, decoder, optimisers)
     batches = ExampleSource(recipe.name, tokenizer, options.seed).batches(progress.step)
@@ -80,12 +82,12 @@ def run_tokenizer(options: TrainOptions) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def started(recipe: Recipe, vocab_size: int) -> Decoder:
+def started(recipe: Recipe, vocab_size: int, grow_from: Path | None = None) -> Decoder:
     """The decoder before its first step. Raises ModelFileError or ValueError when the model it grows from is missing or does not fit."""
     decoder = initialise(Decoder(recipe.spec(vocab_size)))
     if recipe.grown_from is None:
         return decoder
-    return grow_into(decoder, load_decoder(BUNDLED / f"{recipe.grown_from}.gguf"))
+    return grow_into(decoder, load_decoder(grow_from or BUNDLED / f"{recipe.grown_from}.gguf"))
 
 
 def initialise(decoder: Decoder) -> Decoder:
