@@ -66,6 +66,7 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "tasks": [],
     "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0},
     "learning": {"steps": 0, "promotions": 0, "refusals": 0, "refused_because": [], "by_source": []},
+    "bands": [],
     "went_back": [],
     "answers": [],
     "cloud": {"serving": _NO_CALLS, "learning": _NO_CALLS},
