@@ -17,6 +17,8 @@ def main() -> None:
         run_train(arguments)
     elif arguments.command == "export":
         run_export(arguments)
+    elif arguments.command == "passes":
+        run_passes(arguments)
     elif arguments.command == "card":
         run_card(arguments)
     elif arguments.command == "forget":
@@ -50,6 +52,11 @@ def parse() -> argparse.Namespace:
     evaluate.add_argument("--threads", type=int, default=1)
     evaluate.add_argument("--weights", type=Path, help="score a weights file of a training run of MODEL instead")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+    passes = commands.add_parser("passes", help="pass@1 and pass@8 at T = 1 by family and band")
+    passes.add_argument("model", help="a bundled model's name or the path of a GGUF file")
+    passes.add_argument("--per-level", type=int, default=60)
+    passes.add_argument("--seed", type=int, default=1)
+    passes.add_argument("--threads", type=int, default=1)
     tables = commands.add_parser("card", help="the model card's tables from reports of `edge-agent eval --json-out`")
     tables.add_argument("reports", type=Path, nargs="+")
     forget = commands.add_parser("forget", help="fine-tune on one group, then on the other, and measure what is forgotten")
@@ -89,6 +96,13 @@ def run_export(arguments: argparse.Namespace) -> None:
     output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+
+
+def run_passes(arguments: argparse.Namespace) -> None:
+    """Print how often one response of one, and of eight, is right."""
+    from tools.nano.evaluate import pass_table
+
+    print(pass_table(model_path(arguments.model), arguments.per_level, arguments.seed, arguments.threads))
 
 
 def run_card(arguments: argparse.Namespace) -> None:

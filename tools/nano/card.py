@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.tasks.practice import FAMILIES
+
 COLUMNS = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
 
 
@@ -21,7 +23,8 @@ def table(report: Mapping[str, Any]) -> str:
     lines = [head, "|---" * (len(COLUMNS) + 1) + "|", row("**all families**", report["scores"])]
     for family in report["families"]:
         lines.append(row(f"**{family['family']}**, usual mix", family["scores"]))
-        lines += [row(f"{family['family']} {level['level']}", level["scores"]) for level in family["levels"]]
+        bands = FAMILIES[family["family"]].bands
+        lines += [row(f"{family['family']} {one['level']}, {bands[one['level']]}", one["scores"]) for one in family["levels"]]
     return "\n".join([*lines, ""])
 
 

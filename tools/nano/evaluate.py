@@ -87,6 +87,31 @@ def evaluate_weights(
     return evaluate_decoder(decoder, tokenizer, per_level, temperatures, seed, threads, careful=model == "nano-cloud")
 
 
+SAMPLES = 8
+
+
+def pass_table(path: Path, per_level: int, seed: int, threads: int) -> str:
+    """pass@1 and pass@8 of a GGUF file at T = 1 with help suppressed, by family and band, as a Markdown table."""
+    torch.set_num_threads(threads)
+    source = open_gguf(path)
+    tokenizer = tokenizer_from(source.metadata("tokenizer.ggml.tokens"), source.metadata("tokenizer.ggml.merges"))
+    responder = Responder(load_decoder(path), tokenizer, seed)
+    lines = ["| family | band | items | pass@1 | pass@8 |", "|---|---|---|---|---|"]
+    for family in FAMILIES.values():
+        by_band: dict[str, list[float]] = {}
+        for level in family.levels:
+            items = [family.generate(seed * 1_000_000 + index, "test", level) for index in range(per_level)]
+            repeated = [item for item in items for _ in range(SAMPLES)]
+            right: dict[str, list[bool]] = {}
+            for item, sample in responder.judged(repeated, 1.0, family.max_steps, suppress_help=True):
+                right.setdefault(item.id, []).append(sample.correct)
+            by_band.setdefault(family.bands[level], []).extend(sum(one) / len(one) for one in right.values())
+        for band, shares in by_band.items():
+            once, ever = sum(shares) / len(shares), sum(one > 0 for one in shares) / len(shares)
+            lines.append(f"| {family.name} | {band} | {len(shares)} | {100 * once:.0f} | {100 * ever:.0f} |")
+    return "\n".join(lines)
+
+
 def evaluate_decoder(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -161,13 +186,19 @@ class Responder:
 
     def sample(self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool) -> list[Sample]:
         """One judged response for each item, in order of prompt length."""
+        return [sample for _, sample in self.judged(items, temperature, max_steps, suppress_help=suppress_help)]
+
+    def judged(
+        self, items: Sequence[TaskItem], temperature: float, max_steps: int, *, suppress_help: bool
+    ) -> list[tuple[TaskItem, Sample]]:
+        """Each item with a judged response, in order of prompt length."""
         encoded = [(self._tokenizer.encode(prompt_text(compact_question(item))).ids, item) for item in items]
         prompts = sorted(encoded, key=lambda row: len(row[0]))
         samples = []
         for first in range(0, len(prompts), ROWS_AT_ONCE):
             rows = prompts[first : first + ROWS_AT_ONCE]
             responses = self.respond([ids for ids, _ in rows], temperature, suppress_help=suppress_help)
-            samples += [self._judge(item, ids, max_steps) for (_, item), ids in zip(rows, responses, strict=True)]
+            samples += [(item, self._judge(item, ids, max_steps)) for (_, item), ids in zip(rows, responses, strict=True)]
         return samples
 
     @torch.inference_mode()

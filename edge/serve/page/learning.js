@@ -123,20 +123,20 @@ function reportParts(report) {
 }
 
 const ENDS = [["first", "first"], ["last", "last"]];
-const SHARES = [["right", "right, answered here"], ["asked", "asked for help"], ["wrong", "wrong"]];
+const SHARES = [["right", "right here"], ["asked", "asked"], ["wrong", "wrong"]];
 
 // Two bars for each band of each source, one above the other: the first steps and the last ones.
 function bandParts(bands) {
   const rows = bands.flatMap(({ source, band, steps, ...ends }) => ENDS.map(([end, name]) => element("tr", {},
-    element("th", { scope: "row" }, end === "first" ? `${sourceName(source)}: ${band}` : ""), element("td", { class: "soft" }, `${name} ${counted(steps, "step")}`),
+    element("th", { scope: "row" }, end === "first" ? `${sourceName(source)}: ${band}` : ""), element("td", { class: "soft when" }, `${name} ${counted(steps, "step")}`),
     element("td", { class: "wide" }, bandBar(ends[end])), ...SHARES.map(([key]) => element("td", { class: "number" }, percent(ends[end][key]))))));
   const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col" }, name)));
-  return [element("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
+  return [element("div", { class: "wide-table", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
 }
 
 function bandBar(shares) {
   const parts = SHARES.map(([key]) => {
-    const part = element("span", { class: `share ${key}` });
+    const part = element("span", { class: `share-${key}` });
     part.style.width = `${100 * shares[key]}%`;
     return part;
   });
