@@ -100,12 +100,12 @@ def _families(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     return _save(figure, (kept, joint, rate), spans, path, "Each family of questions while learning")
 
 
-_BANDS = {"known": "known before", "learnable": "learnable: by habit wrong", "beyond": "beyond it: only the cloud can"}
+_BANDS = {"known": "known\nbefore", "learnable": "learnable", "beyond": "beyond:\nonly the\ncloud can"}
 
 
 def _bands(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     """Shares of the attempts in each band, stacked: right here, asked, wrong."""
-    figure, panels = _panels(3)
+    figure, panels = _panels(3, inches=1.4)
     for axes, (band, name) in zip(panels, _BANDS.items(), strict=True):
         for span in spans:
             at = [step.step for step in span.steps]
@@ -153,11 +153,11 @@ def _of_family(family: str, value: Callable[[FamilyScores], float | None]) -> Ca
     return lambda step: next((value(scores) for scores in step.scores.families if scores.family == family), None)
 
 
-def _panels(rows: int, heights: Sequence[float] | None = None) -> Any:
+def _panels(rows: int, heights: Sequence[float] | None = None, inches: float = 2.7) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 1.2 + 2.7 * rows), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, 1.2 + inches * rows), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, 1, sharex=True, height_ratios=heights)
 

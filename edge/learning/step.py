@@ -87,7 +87,12 @@ class LearningStep:
         manifest, phase = saved.manifest(), phase or self._phases(saved.step)
         with phase("close"):
             closed = await self.reporter.close(manifest.opened, manifest.units)  # rate -> the coordinator's new λ
-            control = replace(manifest.draft.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
+            control = replace(
+                manifest.draft.control,
+                dual_after=closed.terms.dual,
+                offline=closed.unreported is not None,
+                own_rate=manifest.units.own_rate,
+            )
             event = replace(manifest.draft, control=control, at=self.clock.now())
         with phase("gate"):
             judgement = None

@@ -107,7 +107,8 @@ class StepControl:
     """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
     waits. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
 
-    `help_gain`: by how much asking raised the reward in the groups where some asked and some did not (None: there were none).
+    `own_rate`: the share that would have asked without it, which λ then acts on. `help_gain`: by how much asking raised the reward in the
+    groups where some asked and some did not (None: there were none).
     """
 
     assist_rate: float
@@ -116,6 +117,7 @@ class StepControl:
     dual_after: float
     offline: bool
     help_bias: float | None = None
+    own_rate: float | None = None
     help_gain: float | None = None
 
 

@@ -16,7 +16,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedReply, S
 from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
 DUAL, LR, TAU = 0.5, 0.1, 0.25
-TASK = {"target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}
+TASK = {"controller": "paper", "target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}
 
 
 def scripted_answer(asked: CloudCall) -> str | ScriptedReply:

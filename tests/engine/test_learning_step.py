@@ -75,6 +75,7 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
     assert any(step.time.tokens > 0 and step.update.mean_abs_logprob_diff < 0.2 for step in steps)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.yaml", "events.jsonl", "metrics.csv", "summary.json", "adapter", "rate_and_price.png", "accuracy.png",
+        "bands.png",
         "families.png",
     }  # fmt: skip
     assert summary["steps"] == 2
@@ -125,7 +126,8 @@ async def test_phases_that_come_back_keep_their_price_or_share_one_in_the_embedd
     for step in steps:
         whose = step.task if scope == "task" else ""
         before = states.get(whose, DualState(config.learning.dual_init))
-        states[whose] = proportional_integral_step(before, step.control.assist_rate, step.control.target_rate, rule)
+        assert step.control.own_rate is not None, "λ follows the rate without the help bias"
+        states[whose] = proportional_integral_step(before, step.control.own_rate, step.control.target_rate, rule)
         assert (step.control.dual_before, step.control.dual_after) == (before.dual, states[whose].dual)
     assert steps[0].task == steps[2].task != steps[1].task
     proof = [sys.executable, "-m", "coordinator", "ledger", "verify", "--state", str(tmp_path / "state" / "coordinator")]
