@@ -19,6 +19,7 @@ from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
+from edge.dagrpo.hyperparameters import PAPER
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
@@ -247,13 +248,14 @@ class TaskConfig(Section):
         description="What shares one λ: nothing (task), all tasks of a device (global, the paper's), this task on all devices, or all.",
     )
     dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step is closed.")
-    controller: Controller = Field(
-        "dial",
-        description="The rule of λ that holds where none of the dual_ keys says otherwise: dial, or paper (the integral alone).",
+    controller: Controller | None = Field(
+        None,
+        description="The rule of λ: dial, or paper, the integral alone (null: paper where dual_lr is set and dual_proportional is not, "
+        "as configurations had it before there was a choice; else dial).",
     )
     dual_lr: NotNegative | None = Field(
         None,
-        description="η_λ: how far a closed step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.02).",
+        description="η_λ: how far a closed step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01).",
     )
     dual_proportional: NotNegative | None = Field(
         None,
@@ -288,7 +290,10 @@ class TaskConfig(Section):
         """How λ moves; one that many devices move has no proportional part."""
         shared = self.dual_scope in ("fleet", "fleet_all")
         proportional = 0.0 if shared else self.dual_proportional
-        return dual_rule(self.controller, self.dual_lr, proportional, 1 if shared else self.dual_window, self.dual_ceiling)
+        as_before = self.dual_lr is not None and self.dual_proportional is None
+        controller = self.controller or ("paper" if as_before else "dial")
+        lr = PAPER.dual_lr if controller == "paper" and self.dual_lr is None else self.dual_lr
+        return dual_rule(controller, lr, proportional, 1 if shared else self.dual_window, self.dual_ceiling)
 
     @model_validator(mode="after")
     def _one_source_of_the_target_rate(self) -> TaskConfig:

@@ -297,8 +297,6 @@ class Agent:
             await self.adapter.serve_newest()
         if aside := self.components.state.set_aside:
             self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
-        if self.components.curriculum.adopt():
-            self._notice("the phases have changed; learning begins at the first one with the present adapter")
 
     def _cut_step(self) -> Checkpoint | None:
         """The checkpoint of a step that was not committed."""

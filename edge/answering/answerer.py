@@ -255,7 +255,7 @@ class Answerer:
     async def _local_pieces(self, draft: Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
         messages, began = local_messages(draft.request.messages, self._settings.prompt_form), self._clock.monotonic()
         draft.tokens.begin(len(draft.text))
-        async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed), prefix)) as deltas:
+        async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed or 0), prefix)) as deltas:
             async for delta in deltas:
                 draft.tokens.add(delta.tokens)
                 if delta.response is not None:

@@ -131,6 +131,9 @@ class Learning:
         if not self.link.begun:
             await self.link.begin(self.closing)
         self.link.require_all_tasks()
+        if components.curriculum.adopt():
+            text = "the phases have changed; learning begins at the first one with the present adapter"
+            components.sink.emit(Notice(text, components.clock.now()))
         await self.session.prepare()
         step = await self.session.step()
         # steps of one's own use come on top of those planned, as their events report

@@ -98,7 +98,7 @@ def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
             id=f"{question.id}-{index}",
             mode="local-only",
             no_cloud=why,
-            seed=choice_seed(question.seed, index),
+            seed=choice_seed(question.seed or 0, index),
         )
         for index in range(choices)
     ]

@@ -249,7 +249,7 @@ class ChatRequest(SamplingFields):
             mode="local-only" if no_cloud else mode,
             max_tokens=None if max_tokens is None else min(max_tokens, MAX_TOKENS),
             temperature=self.temperature,
-            seed=self.seed or 0,
+            seed=self.seed,
             task=self._task(task_header),
             beyond=self._beyond_text(),
             wishes=self.sampling_wishes((self.top_logprobs or 0) if self.logprobs else None),

@@ -25,7 +25,7 @@ class AnswerRequest:
     task: str | None = None
     temperature: float | None = None
     max_tokens: int | None = None
-    seed: int = 0
+    seed: int | None = None
     beyond: BeyondText = ONLY_TEXT
     wishes: SamplingWishes = NO_WISHES
     no_cloud: str = ""

@@ -890,7 +890,7 @@ async def test_the_browser_itself_refuses_markup_from_text(tab: Page, stage: Sta
 async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> None:
     folder = files("edge.serve").joinpath("page")
     on_disk = {one.name: one.read_text() for one in folder.iterdir()}
-    assert {name for name, _ in _PAGE.values()} == set(on_disk)
+    assert {file.name for file, _ in _PAGE.values()} == set(on_disk)
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "https://"):
         told = {name: text.replace("http://www.w3.org/2000/svg", "") for name, text in on_disk.items()}
         assert [name for name, text in told.items() if word in text] == [], word

@@ -33,8 +33,8 @@ CHAT_TEMPLATE = (
 """Always writes its own compact system text; other system messages are dropped, because the models never saw any."""
 
 DESCRIPTIONS: Mapping[str, str] = {
-    "nano-edge": "Solves short practice problems in at most four to six steps, or asks for help",
-    "nano-edge-llama": "Solves short practice problems in at most four to six steps, or asks for help",
+    "nano-edge": "Solves short practice problems in at most four steps, or asks for help",
+    "nano-edge-llama": "Solves short practice problems in at most four steps, or asks for help",
     "nano-cloud": "Solves practice problems of any level, carefully",
 }
 

@@ -22,7 +22,8 @@ from coordinator.ledger import Ledger
 from coordinator.providers.provider import ProviderError
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
-from edge.cloud.unconfirmed import AnswerCalls, UnconfirmedCalls
+from edge.cloud import unconfirmed
+from edge.cloud.unconfirmed import AnswerCalls
 from edge.core.errors import CoordinatorUnavailable, NotFound, UsageError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step
 from edge.learning.step_reporter import ClosedStep, StepReporter
@@ -595,7 +596,7 @@ def _not_noted(patch: Patch) -> None:
 
 @mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=53)
 def _never_arrived_at_once(patch: Patch) -> None:
-    patch.replace(UnconfirmedCalls, "_is_lost", lambda self, key: True)
+    patch.replace(unconfirmed, "ARRIVES_WITHIN_S", 0.0)
 
 
 @mutation("what a lost reply has cost is not written down", "A3", kind="agents")

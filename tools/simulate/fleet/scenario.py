@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coordinator.config import (
+    ANY_TASK,
     BudgetsConfig,
     Count,
     FleetConfig,
@@ -187,7 +188,8 @@ class CoordinatorPart(Section):
     """Sections of the coordinator's own configuration, by its own names (`edge-coordinator config keys` describes them)."""
 
     tasks: dict[str, TaskConfig] = Field(
-        {}, description="What task labels are held to: target_rate, dual_lr, dual_scope and so on."
+        {},
+        description="What task labels are held to: target_rate, dual_lr, dual_scope and so on; controller is paper unless it is given.",
     )
     budgets: BudgetsConfig = Field(BudgetsConfig(), description="Hard limits by scope.")
     fleet: FleetConfig = Field(FleetConfig(), description="What devices that share the coordinator owe each other.")
@@ -196,6 +198,13 @@ class CoordinatorPart(Section):
         ServiceConfig(watch_heartbeat_s=3600.0, sweep_interval_s=30.0),
         description="Limits of the service; unlike the coordinator's own, heartbeats come once an hour and holds are swept every 30 s.",
     )
+
+    @model_validator(mode="after")
+    def _devices_without_a_help_bias(self) -> CoordinatorPart:
+        """Simulated devices hold no rate in their rollouts, so λ alone does."""
+        for name, terms in (self.tasks or {ANY_TASK: TaskConfig()}).items():
+            self.tasks[name] = terms if terms.controller else terms.model_copy(update={"controller": "paper"})
+        return self
 
 
 class EventPart(Section):
