@@ -35,6 +35,9 @@ async def text_of(page, place: str) -> str:
     return re.sub(r"\s+", " ", await page.value(f"document.getElementById('{place}').innerText"))
 
 
+PAPER = {"*": {"controller": "paper"}}
+
+
 async def work(folder, device: str, calls: int, steps: int = 2) -> None:
     """A device that learns two tasks and asks until it is refused."""
     async with connected(folder, device, max_retries=0) as client:
@@ -62,7 +65,7 @@ async def test_a_new_coordinator_says_what_is_missing(tmp_path, page) -> None:
 
 async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live(tmp_path, page) -> None:
     budgets = {"device": {"calls_limit": 3}, "fleet": {"spend_limit_uusd": 1000}}
-    async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets, **CONSOLE) as it:
+    async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets, tasks=PAPER, **CONSOLE) as it:
         await page.open(it.serving.console_url)
         await page.until(SHOWN)
         for device in ("anna", "bert", "cleo"):

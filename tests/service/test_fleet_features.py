@@ -92,7 +92,9 @@ async def test_a_task_is_held_to_its_rule_and_an_open_step_keeps_the_one_it_was_
         for step, asked in enumerate((32, 0, 16)):
             await client.open_step("math", step, 4, 8, 0.3)
             if step == 2:
-                it.coordinator.reload(it.config.model_copy(update={"tasks": {"math": TaskConfig(), "code": TaskConfig()}}))
+                it.coordinator.reload(
+                    it.config.model_copy(update={"tasks": {name: TaskConfig(controller="paper") for name in ("math", "code")}})
+                )
             math = proportional_integral_step(math, asked / 32, 0.3, rule)
             closed = await client.close_step("math", step, StepUnits(32, asked))
             assert (closed.dual_after, await client.close_step("math", step, StepUnits(32, asked))) == (math.dual, closed)
@@ -342,7 +344,9 @@ async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_p
 
 
 async def test_limits_tasks_rates_and_prices_change_while_it_runs_and_open_steps_keep_theirs(tmp_path) -> None:
-    async with world(tmp_path, tasks={"math": {"target_rate": 0.2, "target_rate_from_device": False}}) as it:
+    async with world(
+        tmp_path, tasks={"math": {"target_rate": 0.2, "target_rate_from_device": False, "controller": "paper"}}
+    ) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
         before = await it["d1"].complete(call("k1", "one"), 5.0)
         changed = CoordinatorConfig.model_validate(

@@ -31,7 +31,7 @@ TIMEOUT_S = 300
 SMALL = {
     "model": "bundled:nano-edge",
     "agent": {
-        "learning": {"prompts_per_step": 3, "group_size": 4, "max_tokens": 96, "dual_lr": 0.1},
+        "learning": {"prompts_per_step": 3, "group_size": 4, "max_tokens": 96, "controller": "paper", "dual_lr": 0.1},
         "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 2}],
     },
     "trainer": {"rows_per_pass": 6, "checkpoint_every": 1},

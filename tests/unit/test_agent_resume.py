@@ -435,7 +435,7 @@ def test_checkpoints_are_ordered_by_their_number_also_beyond_six_digits(tmp_path
 
 async def test_other_phases_before_the_first_step_are_no_change_and_after_it_they_are(tmp_path: Path) -> None:
     told = []
-    for source, steps in (("sums", 0), ("other", 1), ("sums", 0)):
+    for source, steps in (("sums", 0), ("other", 1), ("sums", 1)):
         world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=3),))
         async with world.agent() as agent:
             if steps:
