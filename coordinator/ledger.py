@@ -881,7 +881,7 @@ def _check_close(request: CloseStepRequest) -> None:
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    if (row.total_units, row.help_units) == (request.total_units, request.help_units):
+    if (row.total_units, row.help_units, row.own_rate) == (request.total_units, request.help_units, request.own_rate):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 

@@ -116,9 +116,7 @@ EXPLORED_RATE = 0.02
 """The share that is kept asking where asking does not help, so that it shows when that changes."""
 
 
-def help_bias_step(
-    bias: float, assist_rate: float, target_rate: float, *, helps: bool = True, gain: float = HELP_BIAS_GAIN
-) -> float:
+def help_bias_step(bias: float, assist_rate: float, target_rate: float, *, helps: bool = True) -> float:
     """b ← b + κ (τ - Ĵ) / (τ (1 - τ)): the bias on the decision to ask (nats) after a step whose rollouts asked at rate Ĵ.
 
     Divided by the slope of the rate at τ, so that a miss takes about 1/κ steps whatever τ is; at most MOST_BIAS_CHANGE a step, so that one
@@ -129,7 +127,7 @@ def help_bias_step(
     realised, target = require_share("assist_rate", assist_rate), require_share("target_rate", target_rate)
     over = realised > target and bias <= 0.0
     wanted = target if helps or over else min(target, EXPLORED_RATE)
-    change = gain * (wanted - realised) / max(target * (1.0 - target), 0.01)
+    change = HELP_BIAS_GAIN * (wanted - realised) / max(target * (1.0 - target), 0.01)
     if wanted < target:
         change = max(change, -max(bias, 0.0))  # who asks unasked, within τ, may
     after = require_finite("bias", bias) + min(MOST_BIAS_CHANGE, max(-MOST_BIAS_CHANGE, change))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.models.decoder import Architecture, DecoderSpec
 from tools.nano.data import ModelName
@@ -53,34 +53,24 @@ class Recipe:
         )
 
 
+NANO_EDGE = Recipe(
+    "nano-edge",
+    "qwen2",
+    width=192,
+    layers=5,
+    heads=3,
+    kv_heads=3,
+    ffn_width=576,
+    steps=1900,
+    matrix_lr=2.5e-3,
+    peak_lr=1.2e-3,
+    decay_share=0.6,
+    grown_from="nano-edge",
+)
 RECIPES: Mapping[str, Recipe] = {
-    "nano-edge": Recipe(
-        "nano-edge",
-        "qwen2",
-        width=192,
-        layers=5,
-        heads=3,
-        kv_heads=3,
-        ffn_width=576,
-        steps=1900,
-        matrix_lr=2.5e-3,
-        peak_lr=1.2e-3,
-        decay_share=0.6,
-        grown_from="nano-edge",
-    ),
-    "nano-edge-llama": Recipe(
-        "nano-edge-llama",
-        "llama",
-        width=192,
-        layers=5,
-        heads=3,
-        kv_heads=3,
-        ffn_width=576,
-        steps=500,
-        matrix_lr=1.5e-3,
-        peak_lr=1e-3,
-        decay_share=0.7,
-        grown_from="nano-edge",
+    "nano-edge": NANO_EDGE,
+    "nano-edge-llama": replace(
+        NANO_EDGE, name="nano-edge-llama", architecture="llama", steps=500, matrix_lr=1.5e-3, peak_lr=1e-3, decay_share=0.7
     ),
     "nano-cloud": Recipe(
         "nano-cloud",
