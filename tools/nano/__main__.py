@@ -17,6 +17,8 @@ def main() -> None:
         run_train(arguments)
     elif arguments.command == "export":
         run_export(arguments)
+    elif arguments.command == "spread":
+        run_spread(arguments.file)
     elif arguments.command == "passes":
         run_passes(arguments)
     elif arguments.command == "card":
@@ -44,6 +46,10 @@ def parse() -> argparse.Namespace:
     export.add_argument("model", choices=MODELS)
     export.add_argument("--weights", type=Path, help="default runs/nano/MODEL/final.pt")
     export.add_argument("--output", type=Path, help="default edge/models/files/MODEL.gguf")
+    spread = commands.add_parser(
+        "spread", help="give tokens that a GGUF file's model never saw directions of their own (export does)"
+    )
+    spread.add_argument("file", type=Path)
     evaluate = commands.add_parser("eval", help="accuracy, format and help rate of a GGUF file, level by level")
     evaluate.add_argument("model", help="a bundled model's name or the path of a GGUF file")
     evaluate.add_argument("--per-level", type=int, default=200)
@@ -96,6 +102,14 @@ def run_export(arguments: argparse.Namespace) -> None:
     output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+    run_spread(output)
+
+
+def run_spread(file: Path) -> None:
+    """Spread the unseen tokens of one file; print how many there were."""
+    from tools.nano.unseen import spread_in_file
+
+    print(f"{file}: {spread_in_file(file)} tokens were never seen")
 
 
 def run_passes(arguments: argparse.Namespace) -> None:
