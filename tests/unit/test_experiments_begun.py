@@ -33,7 +33,7 @@ def test_another_model_file_or_setting_is_refused_with_the_folder_to_remove(tmp_
         hold_to_beginning(file, CELL, CONFIG)
     assert str(tmp_path) in str(error.value.hint)
     file.write_text(json.dumps({**begun, "settings": {"learning": {"learning_rate": 0.5}}}))
-    with pytest.raises(EdgeError, match=r"it was begun with learning\.learning_rate 0\.5, which is 0\.001 now"):
+    with pytest.raises(EdgeError, match=r"it was begun with learning\.learning_rate 0\.5, which is 0\.0005 now"):
         hold_to_beginning(file, CELL, CONFIG)
     file.write_text("{")
     with pytest.raises(EdgeError, match="cannot be read"):

@@ -150,7 +150,7 @@ def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
 
 async def test_a_cell_whose_folder_cannot_be_made_has_failed_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    (cell, *_) = expand(load_spec("lambda-proportional"), {}).cells
+    (cell, *_) = expand(load_spec("lambda"), {}).cells
 
     def hears(cell: Cell, line: Mapping[str, Any]) -> None: ...
 
@@ -167,7 +167,7 @@ def test_a_process_that_wrote_nothing_leaves_a_reason_and_not_the_words_of_one_b
 
 
 def test_progress_ends_without_time_left_or_nobody_at_work() -> None:
-    (cell, *_) = expand(load_spec("lambda-proportional"), {}).cells
+    (cell, *_) = expand(load_spec("lambda"), {}).cells
     board = Board([cell], 0.0)
     board.ends(Ended(cell, DONE))
     assert board.line(10.0, 0.0) == "1 of 1 cell, 0 steps, 0.00 steps/s"
@@ -270,7 +270,7 @@ def test_what_is_said_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_cell_that_is_stopped_before_it_listens_is_stopped_and_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cell, *_) = expand(load_spec("lambda-proportional"), {}).cells
+    (cell, *_) = expand(load_spec("lambda"), {}).cells
     stop = asyncio.Event()
     stop.set()
     ended = await CellProcess(tmp_path, tmp_path / "results")(cell, lambda of, line: None, stop)

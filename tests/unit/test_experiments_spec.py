@@ -231,7 +231,7 @@ def test_a_cell_works_on_one_thread_without_a_gate(tmp_path: Path) -> None:
 
 def test_what_is_not_chosen_yet_is_waited_for_and_the_rest_can_be_run() -> None:
     grid = expand(load_spec("table"), {})
-    assert {one.method for one in grid.placed} == {"edge-only", "da-grpo"}
+    assert {one.method for one in grid.placed} == {"edge-only", "da-grpo", "da-grpo-paper"}
     assert "the assistance reward of grpo for nano-edge on group1" in grid.waits_for
 
 

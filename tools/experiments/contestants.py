@@ -14,7 +14,7 @@ from typing import Literal
 from edge.tasks.practice import GROUPS
 from tools.experiments.findings import Findings, Part
 from tools.experiments.measures import Rule, at_random, by_threshold, never, own_decision, routed
-from tools.experiments.published import METHODS
+from tools.experiments.published import NAMES
 
 TARGET = 0.3
 """τ of the main experiment."""
@@ -82,19 +82,23 @@ class Contestant:
 
 
 def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:
-    return Contestant(name, METHODS[name], runs_of, rule, ranked_by)
+    return Contestant(name, NAMES[name], runs_of, rule, ranked_by)
 
 
 BARE = Contestant("bare", "before learning", None, own_decision)
 EDGE_ONLY = _of_the_paper("edge-only", "edge-only", never, "chance")
 NAIVE = _of_the_paper("naive-router", "edge-only", at_random(TARGET), "chance")
 ROUTER = _of_the_paper("router", "edge-only", routed, "router")
-ASKING = tuple(_of_the_paper(name, name, own_decision) for name in ("grpo", "gvpo", "gapg", "da-grpo"))
-DA_GRPO = ASKING[-1]
+DA_GRPO = _of_the_paper("da-grpo", "da-grpo", own_decision)
+PAPERS_RULE = Contestant("da-grpo-paper", NAMES["da-grpo-paper"], "da-grpo-paper", own_decision)
+"""DA-GRPO whose rate is held by the paper's integral rule of λ alone."""
+ASKING = (*(_of_the_paper(name, name, own_decision) for name in ("grpo", "gvpo", "gapg")), PAPERS_RULE, DA_GRPO)
 PAPER = (EDGE_ONLY, NAIVE, ROUTER, *ASKING)
-"""The rows of the paper's tables."""
+"""The rows of the paper's tables, DA-GRPO with either rule."""
 BARE_DIAL = Contestant("bare-dial", "before learning, dial", None, own_decision)
 EDGE_ONLY_DIAL = Contestant("edge-only-dial", "Edge Tuning w/ dial", "edge-only", never)
 BARE_RANDOM = Contestant("bare-random", "before learning, random", None, at_random(TARGET), "chance")
 HELD = (BARE_DIAL, BARE_RANDOM, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
 """Who is compared at equal rate: the paper's methods and what costs least, the log-odds of asking of a model that never learned to."""
+RIVALS = tuple(row for row in HELD if row not in (BARE_RANDOM, NAIVE, PAPERS_RULE, DA_GRPO))
+"""Of whom the best is compared with DA-GRPO in the primary comparison."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
 from tools.experiments.findings import Findings, Runs
-from tools.experiments.published import METHODS
+from tools.experiments.published import NAMES
 from tools.experiments.result import Result
 from tools.experiments.tables import MISSING, Table
 
@@ -14,7 +14,7 @@ from tools.experiments.tables import MISSING, Table
 def cost_table(findings: Findings) -> Table:
     """Means over directions and seeds."""
     rows = [
-        (model, METHODS.get(method, method), *_costs(findings.runs(model, method), len(findings.spec.phases)))
+        (model, NAMES.get(method, method), *_costs(findings.runs(model, method), len(findings.spec.phases)))
         for model in findings.spec.models
         for method in findings.spec.ways
     ]

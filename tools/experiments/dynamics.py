@@ -1,8 +1,8 @@
 """How λ and the rate move while learning: convergence, schedules, sensitivity, other target rates, the grid of assistance rewards. Knows
 series of steps; knows nothing of files.
 
-The end of a phase is its last 50 steps. A level of a schedule is tracked where the mean rate of the 30 steps from the 91st to the 120th
-after the switch, a window around the 100th, lies within ±0.05 of τ.
+The end of a phase is its last 50 steps. A level of a schedule is held where the mean rate over them lies within ±0.05 of τ, in each seed
+by itself; it is back within 40 steps where the mean of the twenty after them does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.experiments.tables import MISSING, Table, percent, plain, shown, with
 
 END_STEPS = 50
 BAND = 0.05
-TRACKED_FROM, TRACKED_TO = 91, 120
+BACK_AFTER, BACK_STEPS = 40, 20
 SMOOTH_STEPS = 20
 Columns = Sequence[tuple[str, Callable[[Runs], str]]]
 
@@ -56,10 +56,10 @@ def spread(result: Result) -> float:
     return float((sum((value - centre) ** 2 for value in values) / max(1, len(values) - 1)) ** 0.5)
 
 
-def tracked_rate(result: Result, phase: int) -> float | None:
-    """Mean rate of the window around the 100th step after a switch; None for a phase that ends before it."""
-    window = phase_values(result, "assist", phase)[TRACKED_FROM - 1 : TRACKED_TO]
-    return float(sum(window) / len(window)) if window else None
+def rate_once_back(result: Result, phase: int) -> float:
+    """Mean rate of the twenty steps after the first forty of a phase."""
+    window = phase_values(result, "assist", phase)[BACK_AFTER : BACK_AFTER + BACK_STEPS]
+    return float(sum(window) / max(1, len(window)))
 
 
 def settled_after(result: Result, phase: int) -> int | None:
@@ -160,47 +160,58 @@ def _by_seed(by_value: Sequence[Runs], name: str) -> list[float]:
 
 
 def schedule_table(findings: Findings) -> list[Table]:
-    """Each level of each schedule: the rate around the 100th step after the switch, and whether it is tracked."""
+    """Each level of each schedule: the rate at its end and soon after the switch, seed by seed, and whether it is held."""
     spec = findings.spec
-    rows = [
-        row for model in spec.models for way in spec.ways for name in spec.phases for row in _levels(findings, model, way, name)
-    ]
+    tables = [[*_levels(findings, model, way)] for model in spec.models for way in spec.ways]
+    counts = (_count(findings, rows) for rows in tables)
     note = (
-        f"Rate: mean over steps {TRACKED_FROM} to {TRACKED_TO} after the switch (training, T = 1); tracked: within ±{BAND:g} of τ in the "
-        f"mean over seeds. Settled: the step from which on every mean of {SMOOTH_STEPS} steps stays within ±{BAND:g}, for each seed."
+        f"Each number is one seed's. End: mean rate over the last {END_STEPS} steps of the level (training, T = 1); held: within ±{BAND:g} "
+        f"of τ. Steps {BACK_AFTER + 1} to {BACK_AFTER + BACK_STEPS}: the mean over them. Settled: the step from which on every mean of "
+        f"{SMOOTH_STEPS} steps stays within ±{BAND:g}."
     )
-    header = ("SLM", "method", "schedule", "level", "τ", "seeds", "rate", "tracked", "settled after", "λ at the end")
-    return [Table("Schedules of τ", header, tuple(rows), (note, _count(findings, rows)))]
+    back = f"steps {BACK_AFTER + 1} to {BACK_AFTER + BACK_STEPS}"
+    header = ("SLM", "method", "schedule", "level", "τ", "seeds", "end", "held", back, "settled after", "λ at the end")
+    return [Table("Schedules of τ", header, tuple(row for rows in tables for row in rows), (note, *counts))]
+
+
+def _levels(findings: Findings, model: str, way: str) -> Iterator[tuple[str, ...]]:
+    for name, phases in findings.spec.phases.items():
+        runs = findings.runs(model, method=way, phases=name)
+        for number, phase in enumerate(phases):
+            where = (model, way, name, str(number + 1), f"{phase.target_rate:g}", runs.told)
+            if not runs.results:
+                yield (*where, *(MISSING,) * 5)
+                continue
+            ends = [end_mean(result, "assist", number) for result in runs.results]
+            settled = [settled_after(result, number) for result in runs.results]
+            yield (
+                *where,
+                " ".join(f"{rate:.3f}" for rate in ends),
+                " ".join("yes" if abs(rate - phase.target_rate) <= BAND else "no" for rate in ends),
+                " ".join(f"{rate_once_back(result, number):.3f}" for result in runs.results),
+                " ".join("never" if step is None else str(step) for step in settled),
+                " ".join(f"{phase_values(result, 'dual', number)[-1]:.2f}" for result in runs.results),
+            )
 
 
 def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
-    """How many levels are tracked. Schedules that begin alike are the same run as far as that, and count once."""
+    """How many levels are held. Schedules that begin alike are the same run as far as that, and count once."""
     measured_last = sorted(rows, key=lambda row: row[7] != MISSING)
-    tracked = list({_history(findings, row): row[7] for row in measured_last}.values())
-    missing = f", {tracked.count(MISSING)} not measured yet" if MISSING in tracked else ""
-    alike = "" if len(tracked) == len(rows) else " (a level that two schedules begin with counts once)"
-    return f"{tracked.count('yes')} of {len(tracked)} levels are tracked{missing}{alike}."
+    levels = list({_history(findings, row): row[7].split() for row in measured_last}.values())
+    singly = [word for held in levels for word in held if word != MISSING]
+    every = sum(set(held) == {"yes"} for held in levels)
+    missing = sum(held == [MISSING] for held in levels)
+    alike = "" if len(levels) == len(rows) else " (a level that two schedules begin with counts once)"
+    left = f"; {missing} not measured yet" if missing else ""
+    return (
+        f"{rows[0][0]}, {rows[0][1]}: {every} of {len(levels)} levels are held in every seed, {singly.count('yes')} of {len(singly)} "
+        f"one by one{alike}{left}."
+    )
 
 
 def _history(findings: Findings, row: tuple[str, ...]) -> tuple[object, ...]:
-    model, way, name, level = row[:4]
-    phases = findings.spec.phases[name][: int(level)]
-    return (model, way, *((phase.source, phase.steps, phase.target_rate) for phase in phases))
-
-
-def _levels(findings: Findings, model: str, way: str, name: str) -> Iterator[tuple[str, ...]]:
-    runs = findings.runs(model, method=way, phases=name)
-    for number, phase in enumerate(findings.spec.phases[name]):
-        found = runs.mean(lambda result, at=number: tracked_rate(result, at))
-        where = (model, way, name, str(number + 1), f"{phase.target_rate:g}")
-        if found is None:
-            yield (*where, runs.told, MISSING, MISSING, MISSING, MISSING)
-            continue
-        held = "yes" if abs(found.mean - phase.target_rate) <= BAND else "no"
-        settled = [settled_after(result, number) for result in runs.results]
-        after = "/".join("never" if step is None else str(step) for step in settled)
-        dual = over_seeds([phase_values(result, "dual", number)[-1] for result in runs.results])
-        yield (*where, runs.told, plain(found), held, after, plain(dual))
+    phases = findings.spec.phases[row[2]][: int(row[3])]
+    return tuple((phase.source, phase.steps, phase.target_rate) for phase in phases)
 
 
 def sensitivity_table(findings: Findings) -> list[Table]:

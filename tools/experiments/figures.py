@@ -16,6 +16,7 @@ from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FI
 from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
 from tools.experiments.findings import Findings, Runs, by_common_seed
 from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.own_ability import forced_over_steps
 from tools.experiments.result import Result
 from tools.experiments.tables import shown
 
@@ -25,7 +26,7 @@ _GREY = "#666666"
 _METHOD_COLOURS = {
     "before learning, dial": "#4a4a4a", "Edge Tuning Only": "#b08900", "Edge Tuning w/ dial": "#b08900",
     "Edge Tuning w/ Naive Router": "#0f8b8d", "Edge Tuning w/ Router": "#8a4fb0", "GRPO": "#1f6fb4", "GVPO": "#2a8c4a",
-    "GAPG": "#d9730d", "DA-GRPO": "#b3261e",
+    "GAPG": "#d9730d", "DA-GRPO, paper's rule": "#e08a85", "DA-GRPO": "#b3261e",
 }  # fmt: skip
 """A method has one colour in all figures."""
 _MOST_FORGOTTEN = 60.0
@@ -230,7 +231,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
                 )
                 for family in ALL_FAMILIES
             ]
-            at = [place + 0.11 * (number - 3) for place in range(len(ALL_FAMILIES))]
+            at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
             _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.told], row.told, "", hundred=True)
         axis.axhline(0.0, color=_GREY, linewidth=0.8)
@@ -239,6 +240,27 @@ def _forgetting(figure: Any, findings: Findings) -> None:
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
     _legend(figure, axes[0])
+
+
+def _over_steps(figure: Any, findings: Findings) -> None:
+    """Forced local accuracy on every source while learning: a row for each SLM, a panel for each list of phases."""
+    models, names = findings.spec.models, list(findings.spec.phases)
+    figure.set_size_inches(9, 2.8 * len(models) + 0.6)
+    axes = figure.subplots(len(models), len(names), squeeze=False, sharex=True, sharey=True)
+    for row, model in zip(axes, models, strict=True):
+        for axis, name in zip(row, names, strict=True):
+            learned = " then ".join(phase.source for phase in findings.spec.phases[name])
+            for source, colour in zip(findings.spec.evaluate.sources, _COLOURS, strict=False):
+                points = forced_over_steps(findings, model, name, source)
+                label = source.removeprefix("practice:")
+                axis.plot([step for step, _ in points], [100 * right for _, right in points], color=colour, marker="o",
+                          markersize=3, linewidth=1.3, label=label)  # fmt: skip
+            axis.set(title=f"{model} learns {learned}", ylim=(0, 100))
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    for row in axes:
+        row[0].set_ylabel("forced local accuracy (%)")
+    _legend(figure, axes[0][0])
 
 
 def _has_learned(findings: Findings) -> bool:
@@ -291,4 +313,5 @@ _PAINT: dict[str, Paint] = {
     "rates": _rates,
     "curves": _curves,
     "forgetting": _forgetting,
+    "over-steps": _over_steps,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tools.experiments.contestants import TARGET
 from tools.experiments.dynamics import BAND, END_STEPS, end_mean
 from tools.experiments.findings import Findings, Runs
-from tools.experiments.published import METHODS
+from tools.experiments.published import NAMES
 from tools.experiments.tables import MISSING, Table, told_seeds
 
 
@@ -15,7 +15,7 @@ def kept_rates_table(findings: Findings) -> Table:
     """The assist rate over the end of each phase, mean over seeds, and how far off τ all of them are."""
     places = [(name, number) for name, phases in findings.spec.phases.items() for number in range(len(phases))]
     rows = [
-        (model, METHODS.get(method, method), *_told(findings, model, method, places))
+        (model, NAMES.get(method, method), *_told(findings, model, method, places))
         for model in findings.spec.models
         for method, settings in findings.spec.ways.items()
         if settings.get("learning.method") != "edge-only"

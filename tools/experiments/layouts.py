@@ -39,8 +39,8 @@ _MAIN, _ONE_SETTING = Need(directions=True), Need(methods=1, phases=1, varied=1)
 _NEEDS = {
     "": Need(varied=None),
     "methods": Need(varied=None),
+    "over-steps": Need(methods=1),
     "paper": _MAIN,
-    "kept-rates": _MAIN,
     "curves": _MAIN,
     "forgetting": _MAIN,
     "assist-rewards": Need(varied=1),

@@ -10,7 +10,7 @@ from tools.experiments import left_out
 from tools.experiments.contestants import ALL_FAMILIES, ASKING, BARE, EDGE_ONLY, FIRST, SECOND, Contestant, Family
 from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, compared
 from tools.experiments.measures import accuracy, difference, never, ranking
-from tools.experiments.tables import MISSING, Table, plain, signed
+from tools.experiments.tables import MISSING, Table, percent, plain, signed
 
 _PLACES = tuple((family, phase) for family in ALL_FAMILIES for phase in (FIRST, SECOND))
 _COLUMNS = tuple(f"{family.name} {'during' if phase == FIRST else 'post'}" for family, phase in _PLACES)
@@ -48,6 +48,32 @@ def ranking_table(findings: Findings) -> Table:
             "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
         ),
     )
+
+
+def over_steps_table(findings: Findings) -> Table:
+    """Forced local accuracy on each source before learning and at each look, mean over seeds."""
+    spec = findings.spec
+    steps = sorted({look["step"] for result in findings.results.values() if result.cell.phases for look in result.looks()})
+    rows = []
+    for model in spec.models:
+        for name in spec.phases:
+            for source in spec.evaluate.sources:
+                curve = dict(forced_over_steps(findings, model, name, source))
+                told = (percent(curve[step]) if step in curve else MISSING for step in (0, *steps))
+                rows.append((model, name, source.removeprefix("practice:"), findings.runs(model, phases=name).told, *told))
+    header = ("SLM", "learns", "asked", "seeds", *(f"step {step}" for step in (0, *steps)))
+    return Table("Forced local accuracy while learning, in percent, T = 0", header, tuple(rows))
+
+
+def forced_over_steps(findings: Findings, model: str, phases: str, source: str) -> list[tuple[int, float]]:
+    """(steps done, forced local accuracy on a source, mean over seeds), beginning with the model before it learns."""
+    by_step: dict[int, list[float]] = {}
+    for result in (*findings.bare(model).results, *findings.runs(model, phases=phases).results):
+        for look in result.looks():
+            if look["source"] == source:
+                right = [share.right for share in never(look)]
+                by_step.setdefault(look["step"], []).append(sum(right) / len(right))
+    return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
 
 
 def _gained(findings: Findings, model: str, row: Contestant, families: list[Family] | tuple[Family, ...], phase: int) -> str:

@@ -19,13 +19,13 @@ from tools.experiments.contestants import (
     Family,
 )
 from tools.experiments.costs import cost_table
-from tools.experiments.equal_rate import equal_rate_tables
+from tools.experiments.equal_rate import equal_rate_tables, primary
 from tools.experiments.findings import Findings, Part, pooled, seeds_of
 from tools.experiments.kept_rates import kept_rates_table
 from tools.experiments.measures import Rule, accuracy, cloud_accuracy, forgetting, kept_accuracy, never, rate
 from tools.experiments.one_threshold import one_threshold_table
 from tools.experiments.own_ability import ability_table, ranking_table
-from tools.experiments.published import MODELS, Published
+from tools.experiments.published import METHODS, MODELS, Published
 from tools.experiments.stats import Statistic
 from tools.experiments.summary import summary_table
 from tools.experiments.tables import MISSING, Table, percent, with_half
@@ -72,7 +72,15 @@ def paper_tables(findings: Findings, published: Mapping[str, Published | None]) 
     tables = (paper_table(findings, name, reading, published.get(name)) for name in TABLES for reading in READINGS)
     by_itself = (ability_table(findings), ranking_table(findings))
     at_equal_rate = (*equal_rate_tables(findings), one_threshold_table(findings))
-    return [summary_table(findings), *tables, *by_itself, *at_equal_rate, kept_rates_table(findings), cost_table(findings)]
+    return [
+        primary(findings),
+        summary_table(findings),
+        *tables,
+        *by_itself,
+        *at_equal_rate,
+        kept_rates_table(findings),
+        cost_table(findings),
+    ]
 
 
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
@@ -136,7 +144,7 @@ def _quoted(published: Published | None, reading: str, model: str, row: Contesta
     yield ""
     for family in families:
         for _, column in _reference(family):
-            yield (published.cell(reading, model, row.name, column) or "-") if row in PAPER else ""
+            yield (published.cell(reading, model, row.name, column) or "-") if row.name in METHODS else ""
 
 
 def _cloud_note(findings: Findings, families: Sequence[Family]) -> str:

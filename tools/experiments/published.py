@@ -19,6 +19,8 @@ METHODS = {
     "da-grpo": "DA-GRPO",
 }
 """What the paper calls the rows."""
+NAMES = {**METHODS, "da-grpo-paper": "DA-GRPO, paper's rule"}
+"""What tables call them; DA-GRPO by the paper's integral rule of λ has a row of its own."""
 MODELS = {"nano-edge": "Qwen2.5-1.5B-Instruct", "nano-edge-llama": "Llama-3.2-3B-Instruct"}
 """The paper's SLM of the same architecture."""
 

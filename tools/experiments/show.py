@@ -15,10 +15,9 @@ from tools.experiments.cells import ChosenRewards, Grid, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import TABLES
 from tools.experiments.dialled import dial_table
-from tools.experiments.equal_rate import against_first
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
-from tools.experiments.kept_rates import kept_rates_table
+from tools.experiments.own_ability import over_steps_table
 from tools.experiments.paper_tables import paper_tables
 from tools.experiments.places import require_folder, require_writable, told_with
 from tools.experiments.priced import price_table
@@ -86,8 +85,6 @@ def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> list[Tab
     match findings.spec.table:
         case "paper":
             return paper_tables(findings, {name: read_published(data, name) for name in TABLES})
-        case "kept-rates":
-            return [kept_rates_table(findings), *against_first(findings)]
         case "assist-rewards":
             return dynamics.assist_table(findings, chosen)
         case "lambda":
@@ -98,6 +95,8 @@ def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> list[Tab
             return dynamics.sensitivity_table(findings)
         case "rates":
             return [*dynamics.rates_table(findings), *dial_table(findings)]
+        case "over-steps":
+            return [over_steps_table(findings)]
         case "prices":
             return price_table(findings)
         case _:

@@ -106,9 +106,9 @@ class Spec(Section):
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
     bare: bool = Field(True, description="The models before any learning are looked at, too.")
     table: Literal[
-        "", "paper", "kept-rates", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "prices"
+        "", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps", "prices"
     ] = Field("", description="The table that is made of the results.")
-    figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves"], ...] = Field(
+    figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves", "over-steps"], ...] = Field(
         (), description="The figures that are drawn of the results."
     )
 
