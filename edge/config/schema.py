@@ -257,6 +257,12 @@ class LearningConfig(Section):
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
 
+    demonstrations: Literal["own", "all", "off"] = Field(
+        "own",
+        description="Where no response of a group is right, learn from the given answer, too: of one's own questions (corrections, "
+        "verdicts, task files), of all tasks, or never.",
+    )
+
     @property
     def dual_rule(self) -> ProportionalIntegral:
         """How λ moves."""

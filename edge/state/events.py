@@ -168,7 +168,8 @@ class StepCloud:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What the learner reports (edge.training.learner.LearnerReport)."""
+    """What the learner reports (edge.training.learner.LearnerReport). `demonstrations`: given answers that were imitated, in so many
+    further updates."""
 
     groups_trained: int
     frac_reward_zero_std: float
@@ -181,6 +182,8 @@ class StepUpdate:
     clipped_share: float
     learning_rate: float
     learner_skipped: str
+    demonstrations: int = 0
+    imitation_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
