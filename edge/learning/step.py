@@ -216,7 +216,9 @@ class LearningStep:
                 reason=adapter.gate_reason,
                 serving_version=lineage.serving,
                 refusals=lineage.refusals,
-                anchors=tuple(AnchorsJudged(one.source, one.items, one.before, one.after) for one in judgement.anchors),
+                anchors=tuple(
+                    AnchorsJudged(one.source, one.items, one.before, one.after, one.example) for one in judgement.anchors
+                ),
                 target_rate=rate.target,
                 rate=rate.now,
                 rate_before=rate.before,

@@ -331,12 +331,14 @@ class AdapterSwapped(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnchorsJudged:
-    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate."""
+    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate. `example`: the
+    question of one that the candidate lost."""
 
     source: str
     items: int
     before: float
     after: float
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
