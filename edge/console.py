@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink, JsonLinesSink
-from edge.core.formatting import counted, dollars, duration, percent, visible
+from edge.core.formatting import counted, dollars, duration, percent, shown, visible
 from edge.state.events import (
     AnswerFinished,
     EvalProgress,
@@ -343,6 +343,11 @@ def spoken(event: Event) -> str:
             line = f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
         case GateJudged(verdict="promoted"):
             line = f"adapter {event.step} is promoted and active now"
+        case GateJudged(verdict="refused" | "rolled back") if lost := [one for one in event.anchors if one.example]:
+            worst = max(lost, key=lambda one: one.before - one.after)
+            line = (
+                f'among what it got wrong and the active adapter gets right: "{shown(visible(worst.example))}" ({worst.source})'
+            )
         case Notice():
             line = event.text
         case LearningWaits():

@@ -85,7 +85,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     from edge.learning.components import AgentComponents
     from edge.learning.curriculum import Curriculum
     from edge.state.folder import StateFolder
-    from edge.tasks.registry import open_source
+    from edge.tasks.registry import is_task_file, open_source
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
@@ -93,7 +93,8 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
-        curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step)
+        demonstrates = {"own": is_task_file, "all": lambda source: True, "off": lambda source: False}[learning.demonstrations]
+        curriculum = Curriculum(config.phases, open_source, state, learning.seed, learning.prompts_per_step, demonstrates)
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)
@@ -129,7 +130,9 @@ def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculu
     from edge.state.events import Notice
 
     use, learning = config.use, config.learning
-    rules = OwnUseRules(use.feedback, use.agreement, use.share, use.passes, use.target_rate)
+    rules = OwnUseRules(
+        use.feedback, use.agreement, use.share, use.passes, use.target_rate, config.learning.demonstrations != "off"
+    )
     folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
     watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None
     return OwnUse(state, rules, watched, learning.seed, learning.prompts_per_step, curriculum.rate_of)

@@ -250,7 +250,6 @@ def gate_rules(config: AgentConfig) -> GateRules | None:
         every=gate.every,
         anchors_per_task=gate.anchors,
         max_drop=gate.max_drop,
-        rate_band=gate.rate_band,
         rate_window=gate.rate_window,
         max_refusals=gate.max_refusals,
         keep=gate.keep,

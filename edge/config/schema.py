@@ -257,6 +257,12 @@ class LearningConfig(Section):
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
 
+    demonstrations: Literal["own", "all", "off"] = Field(
+        "own",
+        description="Where no response of a group is right, learn from the given answer, too: of one's own questions (corrections, "
+        "verdicts, task files), of all tasks, or never.",
+    )
+
     @property
     def dual_rule(self) -> ProportionalIntegral:
         """How λ moves."""
@@ -303,7 +309,7 @@ class UseConfig(Section):
 
 
 class GateConfig(Section):
-    """The promotion gate: a step's adapter is promoted only after a test of stored items of every task so far (anchors) and of the rate.
+    """The promotion gate: a step's adapter is promoted only after a test of stored items of every task so far (anchors).
 
     Anchors are answered without the cloud.
     """
@@ -318,9 +324,9 @@ class GateConfig(Section):
         0.2, description="Most that a task's share of right answers may fall; a larger fall counts where it is beyond chance."
     )
     rate_band: Rate = Field(
-        0.15, description="How far the share that asks may lie from τ; further only where it is no further away than before."
+        0.15, description="Not used any more: the gate judges answers, and the help bias and the dial hold the share that asks."
     )
-    rate_window: int = Field(10, ge=1, description="Steps whose mean is the share that asks.")
+    rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
     max_refusals: int = Field(5, ge=1, description="So many rejected adapters in a row take training back to the adapter in use.")
     keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
     recheck_every: int | None = Field(

@@ -237,6 +237,18 @@ class TrainingGroup:
     group_weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A right response that the model did not sample, as the learner sees it: to be imitated, whatever its probability is.
+
+    `variants`: prompts that mean the same, which it answers, too; each update takes the prompt and the next of them.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    variants: tuple[tuple[int, ...], ...] = ()
+
+
 GGUF_ADAPTER = "adapter.gguf"
 """The file in an adapter's folder that llama.cpp reads."""
 

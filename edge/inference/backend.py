@@ -111,6 +111,10 @@ class InferenceBackend(RawText, Protocol):
         """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued."""
         ...
 
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a prompt, as `sample_group` reports them. Raises ContextOverflow."""
+        ...
+
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as if the model had sampled it for its whole turn, the token that ends the turn included.
 

@@ -29,7 +29,8 @@ _PREFIX = "step-"
 class StepManifest:
     """All that reporting and committing a step needs, so that a restart can do it.
 
-    `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it.
+    `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it,
+    `demonstrated` of those whose answer had to be shown.
     """
 
     opened: OpenStep
@@ -39,6 +40,7 @@ class StepManifest:
     cursor_seed: int
     cursor_after: int
     used: tuple[str, ...]
+    demonstrated: tuple[str, ...]
     draft: StepFinished
     base: int
     gate_due: bool
@@ -56,6 +58,7 @@ class StepManifest:
             "cursor_seed": self.cursor_seed,
             "cursor_after": self.cursor_after,
             "used": list(self.used),
+            "demonstrated": list(self.demonstrated),
             "draft": self.draft.to_json(),
             "base": self.base,
             "gate_due": self.gate_due,
@@ -72,6 +75,7 @@ class StepManifest:
             cursor_seed=data["cursor_seed"],
             cursor_after=data["cursor_after"],
             used=tuple(data.get("used", ())),
+            demonstrated=tuple(data.get("demonstrated", ())),
             draft=StepFinished.from_json(data["draft"]),
             base=int(data.get("base", step - 1)),
             gate_due=bool(data.get("gate_due")),

@@ -23,7 +23,8 @@ class StepPlan:
     """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards.
 
     `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
-    items whose questions must not leave this device. `used`: keys of its items, which are counted.
+    items whose questions must not leave this device. `used`: keys of its items, which are counted. `demonstrates`: given answers are
+    learned from where few responses are right. `rehearsed`: items of one's own whose answers are kept up beside this step.
     """
 
     step: int
@@ -41,6 +42,8 @@ class StepPlan:
     phases_done: bool = False
     stay_here: frozenset[str] = frozenset()
     used: tuple[str, ...] = ()
+    demonstrates: bool = False
+    rehearsed: tuple[TaskItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,12 @@ class Curriculum:
         state: StateFolder,
         seed: int,
         prompts_per_step: int,
+        demonstrates: Callable[[str], bool] = lambda source: False,
     ) -> None:
-        """Opens every source at once, so that a bad task file shows at the start. Raises TaskFileError, UsageError."""
+        """Opens every source at once, so that a bad task file shows at the start. `demonstrates`: whether a source's given answers are
+        learned from. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
+        self._demonstrates = demonstrates
         self._sources = {phase.source: open_source(phase.source) for phase in phases}
         self._tasks = [phase.task or self._label(phase.source, seed) for phase in phases]
         self._state = state
@@ -153,6 +159,7 @@ class Curriculum:
             cursor_seed=self._seed,
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
+            demonstrates=self._demonstrates(phase.source),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:

@@ -15,6 +15,7 @@ from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied, Task
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.demonstrations import given_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
@@ -138,6 +139,7 @@ def _item(known: _Known) -> OwnItem | None:
         answer=OwnKey(form, right, wrong, closed, options if form == "choice" else ()).to_json(),
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
+        solution=given_answer(right[-1], short=closed),
     )
     return own_item(item, sent=known.sent)
 
@@ -274,15 +276,21 @@ _HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
 """Where there are ten own questions of a label or more, one in five is held out to be examined on. Task files state theirs."""
 
 
+MOST_SHOWN, MOST_REHEARSED = 8, 8
+
+
 @dataclass(frozen=True, slots=True)
 class OwnUseRules:
-    """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that have none from elsewhere."""
+    """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that have none from elsewhere;
+    `demonstrates`: known answers are learned from where no response is right. Such a step is no pass: the item comes again until it was
+    right in `passes` steps, or its answer was shown MOST_SHOWN times as often."""
 
     feedback: bool = True
     agreement: bool = False
     share: float = 0.25
     passes: int = 4
     target_rate: float = 0.3
+    demonstrates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +351,14 @@ class OwnUse:
             plan = replace(plan, steps_planned=planned)
         step, share = position.steps_done + 1, self.rules.share if plan is not None else 1.0
         turn = math.floor(step * share + 1e-9)
-        if turn == math.floor((step - 1) * share + 1e-9) or self.rules.share <= 0.0:
+        if self.rules.share <= 0.0:
             return plan
         sources, uses = await self.sources(), self._uses()
+        if turn == math.floor((step - 1) * share + 1e-9):
+            return plan and replace(plan, rehearsed=self._rehearsed(sources, uses, step))
         ready = await asyncio.to_thread(self._ready, sources, uses)
         if not ready:
-            return plan
+            return plan and replace(plan, rehearsed=self._rehearsed(sources, uses, step))
         source, left = ready[turn % len(ready)]
         chosen = left[: self._prompts]
         passes_left = sum(self.rules.passes - uses.get(one.key, 0) for _, items in ready for one in items)
@@ -369,6 +379,7 @@ class OwnUse:
             phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
             used=tuple(one.key for one in chosen),
+            demonstrates=self.rules.demonstrates,
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
@@ -400,6 +411,14 @@ class OwnUse:
             self._sorted_out = (items, set(self.left_out), self._by_label(WATCHED, items))
         return [*self._by_label(SOURCE, mine), *self._sorted_out[2]]
 
+    def _rehearsed(self, sources: Sequence[OwnSource], uses: Mapping[str, int], step: int) -> tuple[TaskItem, ...]:
+        """Some of what has been learned, others at each step."""
+        if not self.rules.demonstrates:
+            return ()
+        learned = [one for source in sources for one in source.train if one.key in uses]
+        drawn = heapq.nsmallest(MOST_REHEARSED, learned, key=lambda one: derive_seed(self._seed, "rehearsed", one.key, step))
+        return tuple(one.item for one in drawn)
+
     def _ready(self, sources: Sequence[OwnSource], uses: Mapping[str, int]) -> list[tuple[OwnSource, list[OwnItem]]]:
         """The sources that have items with passes left, with these: the least used first, drawn anew for each pass."""
         ready = []
@@ -428,7 +447,12 @@ class OwnUse:
         return sources
 
     def _uses(self) -> dict[str, int]:
-        return dict(self._state.database.execute("SELECT item, uses FROM item_uses").fetchall())
+        """Passes by item; one that could not be learned has them all."""
+        rows = self._state.database.execute(
+            "SELECT item, uses, coalesce(times, 0) FROM item_uses LEFT JOIN demonstrated USING (item)"
+        )
+        most = MOST_SHOWN * self.rules.passes
+        return {item: uses if shown >= most else uses - shown for item, uses, shown in rows}
 
     def _own_steps(self) -> int:
         query = (

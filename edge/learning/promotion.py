@@ -123,8 +123,9 @@ class PromotionGate:
             pairs = [(memory.right[one.key], right[one.key]) for one in own]
             lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
             if pairs:
-                scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained))
-        reason = refusal_of(scores, rate, self.rules)
+                example = next((one.item.question for one in own if memory.right[one.key] and not right[one.key]), "")
+                scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained, example))
+        reason = refusal_of(scores, self.rules)
         exams = (*exams, *results(checkpoint.step, candidates, right))
         if not reason:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})

@@ -26,7 +26,7 @@ from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice,
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Lineage, Position
 from edge.training.floor import StepMeasure
-from edge.training.learner import Learner, LearnerReport
+from edge.training.learner import Imitation, Learner, LearnerReport
 
 
 @dataclass(slots=True)
@@ -71,9 +71,10 @@ class LearningStep:
             with phase("update"):
                 learner = self.learner()
                 report = await learner.update([one.training_group() for one in advantages])
+                imitation = await self._imitate(learner, plan, groups)
             with phase("save"):
                 seconds = phase.so_far(self.rollout.cloud_s)
-                manifest = self._manifest(plan, opened, groups, report, seconds, base)
+                manifest = self._manifest(plan, opened, groups, (report, imitation), seconds, base)
                 saved = await self.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
@@ -115,17 +116,29 @@ class LearningStep:
             self._report_judgement(event, lineage, judgement)
         return event
 
+    async def _imitate(self, learner: Learner, plan: StepPlan, groups: Sequence[ScoredGroup]) -> Imitation | None:
+        """Learn from given answers where few responses of the step are right by themselves: what is hardly ever sampled cannot be learned
+        from samples. The step's other answers are among them, so that a new one does not take the place of a known one; and beside steps on
+        other tasks one update keeps up what is known."""
+        given = [group.demonstration for group in groups if group.demonstration]
+        if any(group.demonstration and not group.knows for group in groups):
+            return await learner.imitate(given)
+        rehearsed = (self.rollout.demonstration(item, plan.step, index) for index, item in enumerate(plan.rehearsed))
+        known = [one for one in rehearsed if one]
+        return await learner.imitate(known, most=1) if known else None
+
     def _manifest(
         self,
         plan: StepPlan,
         opened: OpenStep,
         groups: Sequence[ScoredGroup],
-        report: LearnerReport,
+        learned: tuple[LearnerReport, Imitation | None],
         seconds: StepSeconds,
         base: int,
     ) -> StepManifest:
         """All that the rest of the step needs, so that a restart can do it."""
         before = next(iter(self.state.steps(last=1)), None)
+        shown = {group.item.id for group in groups if group.demonstration and not group.knows}
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
         return StepManifest(
@@ -136,7 +149,8 @@ class LearningStep:
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
             used=plan.used,
-            draft=step_event(plan, opened, groups, report, seconds, before, self.measure()),
+            demonstrated=tuple(key for item, key in zip(plan.items, plan.used, strict=False) if item.id in shown),
+            draft=step_event(plan, opened, groups, *learned, seconds, before, self.measure()),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )
@@ -178,6 +192,7 @@ class LearningStep:
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,
+                demonstrated=manifest.demonstrated,
             )
         )
         return event, lineage
@@ -201,7 +216,9 @@ class LearningStep:
                 reason=adapter.gate_reason,
                 serving_version=lineage.serving,
                 refusals=lineage.refusals,
-                anchors=tuple(AnchorsJudged(one.source, one.items, one.before, one.after) for one in judgement.anchors),
+                anchors=tuple(
+                    AnchorsJudged(one.source, one.items, one.before, one.after, one.example) for one in judgement.anchors
+                ),
                 target_rate=rate.target,
                 rate=rate.now,
                 rate_before=rate.before,

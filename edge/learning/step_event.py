@@ -26,7 +26,7 @@ from edge.state.events import (
 )
 from edge.tasks.practice import FAMILIES
 from edge.training.floor import StepMeasure
-from edge.training.learner import LearnerReport
+from edge.training.learner import Imitation, LearnerReport
 
 
 def step_event(
@@ -34,6 +34,7 @@ def step_event(
     opened: OpenStep,
     groups: Sequence[ScoredGroup],
     report: LearnerReport,
+    imitation: Imitation | None,
     seconds: StepSeconds,
     before: StepFinished | None = None,
     measure: StepMeasure | None = None,
@@ -105,6 +106,8 @@ def step_event(
             clipped_share=report.clipped_share,
             learning_rate=report.learning_rate,
             learner_skipped=report.skipped,
+            demonstrations=sum(group.demonstration is not None and not group.knows for group in groups),
+            imitation_updates=imitation.updates if imitation else 0,
         ),
         adapter=StepAdapter(plan.step),
         time=StepTime(

@@ -168,7 +168,8 @@ class StepCloud:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What the learner reports (edge.training.learner.LearnerReport)."""
+    """What the learner reports (edge.training.learner.LearnerReport). `demonstrations`: given answers that were imitated, in so many
+    further updates."""
 
     groups_trained: int
     frac_reward_zero_std: float
@@ -181,6 +182,8 @@ class StepUpdate:
     clipped_share: float
     learning_rate: float
     learner_skipped: str
+    demonstrations: int = 0
+    imitation_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +331,14 @@ class AdapterSwapped(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnchorsJudged:
-    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate."""
+    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate. `example`: the
+    question of one that the candidate lost."""
 
     source: str
     items: int
     before: float
     after: float
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)

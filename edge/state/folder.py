@@ -102,6 +102,10 @@ class StateFolder(StateReader):
                     "INSERT INTO item_uses VALUES (?, 1, ?) ON CONFLICT (item) DO UPDATE SET uses = uses + 1, step = excluded.step",
                     (item, event.step),
                 )
+            for item in commit.demonstrated:
+                self._db.execute(
+                    "INSERT INTO demonstrated VALUES (?, 1) ON CONFLICT (item) DO UPDATE SET times = times + 1", (item,)
+                )
             if commit.unreported is not None:
                 self._queue(commit.unreported)
 

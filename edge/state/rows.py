@@ -136,4 +136,5 @@ class Commit:
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()
     used: tuple[str, ...] = ()
+    demonstrated: tuple[str, ...] = ()
     """Keys of one's own items that were learned from, each one use more."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -52,6 +52,9 @@ CREATE TABLE waits (id INTEGER PRIMARY KEY AUTOINCREMENT, began_at REAL NOT NULL
 _DOUBTS = """
 CREATE TABLE calls_in_doubt (call_key TEXT PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL) STRICT;
 """
+_DEMONSTRATED = """
+CREATE TABLE demonstrated (item TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT;
+"""
 _OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS + _DOUBTS
 """Tables that came with version 3; each belongs to the module that reads and writes it."""
 _SCHEMA = f"""
@@ -66,11 +69,12 @@ CREATE TABLE outbox (
     uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-{_OF_VERSION_3}"""
+{_OF_VERSION_3}{_DEMONSTRATED}"""
 _MIGRATIONS = {
     1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
     2: _OF_VERSION_3,
     3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
+    4: _DEMONSTRATED,
 }
 """From each older version to the next."""
 

@@ -34,6 +34,11 @@ def open_source(name: str) -> TaskSource:
     return DataSetSource(data_set, _expanded(rest), name)
 
 
+def is_task_file(name: str) -> bool:
+    """Whether a source is a file of one's own, not the practice world or a data set."""
+    return not name.startswith("practice:") and data_set_of(name) is None
+
+
 def data_set_of(name: str) -> DataSet | None:
     """The data set that a source's name means, not opened; None for any other source. Raises UsageError for an unknown `hf:` name."""
     kind, colon, rest = name.partition(":")

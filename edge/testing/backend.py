@@ -116,6 +116,10 @@ class ScriptedBackend:
         """One made-up id for each word."""
         return tuple(self._learn(word) for word in _TOKEN.findall(text))
 
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Made-up ids, as those of a sampled group."""
+        return prompt_tokens(messages)
+
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The words and the end."""
         return (*self.text_tokens(text), EOS)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import StateError
-from edge.core.types import AdapterRef, TrainingGroup
-from edge.training.learner import LearnerReport
+from edge.core.types import AdapterRef, Demonstration, TrainingGroup
+from edge.training.learner import Imitation, LearnerReport
 
 STATE_FILE = "learner.json"
 
@@ -18,6 +18,7 @@ class ScriptedLearner:
 
     def __init__(self, refuse: str = "") -> None:
         self.updates: list[tuple[TrainingGroup, ...]] = []
+        self.demonstrations: list[tuple[Demonstration, ...]] = []
         self.exports: list[AdapterRef] = []
         self.step = 0
         self._refuse = refuse
@@ -43,6 +44,12 @@ class ScriptedLearner:
             seconds=0.0,
             skipped=skipped,
         )
+
+    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = 1) -> Imitation:
+        """Record the demonstrations; one update."""
+        self.demonstrations.append(tuple(demonstrations))
+        self.step += 1
+        return Imitation(1, 0.0, 0.0, 0.0)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write a folder with the step in it. Raises StateError when it exists."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from edge.core.types import BiasedDecision, TrainingGroup, TrainingSample
+from edge.core.types import BiasedDecision, Demonstration, TrainingGroup, TrainingSample
 
 Item = TypeVar("Item")
 
@@ -26,7 +26,7 @@ DEAD_ADVANTAGE = 1e-8
 class Row:
     """One response to learn from. `coefficient` = Â · w / P is what multiplies Σ_t ρ_t log π_t in the objective.
 
-    `off_policy`: not the sampler's; its ρ_t is edge.training.loss.shaped_weights.
+    `off_policy`: not the sampler's; its ρ_t is edge.training.loss.shaped_weights. `imitated`: learned in full, ρ_t = 1.
     """
 
     prompt_ids: tuple[int, ...]
@@ -34,6 +34,7 @@ class Row:
     behaviour_logprobs: tuple[float, ...]
     coefficient: float
     off_policy: bool = False
+    imitated: bool = False
     biased: tuple[BiasedDecision, ...] = ()
 
 
@@ -67,7 +68,8 @@ class BiasedTargets(NamedTuple):
 class Targets(NamedTuple):
     """What the rows of a chunk are scored on, flat over tokens in row order.
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are. `biased`: None where no token had a help bias.
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full (rows of both
+    kinds do not mix). `biased`: None where no token had a help bias.
     """
 
     ids_N: Tensor
@@ -75,7 +77,21 @@ class Targets(NamedTuple):
     coefficients_N: Tensor
     row_N: Tensor
     off_policy_N: Tensor | None = None
+    imitated: bool = False
     biased: BiasedTargets | None = None
+
+
+def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[Row]:
+    """Rows whose loss is the mean negative log-likelihood (nats) of demonstrations, each at its prompt and the variant of this update."""
+    pairs = [(one, prompt) for one in demonstrations for prompt in (one.prompt_ids, *_variant(one, update))]
+    return [
+        Row(prompt, one.token_ids, (0.0,) * len(one.token_ids), 1.0 / len(pairs), off_policy=True, imitated=True)
+        for one, prompt in pairs
+    ]
+
+
+def _variant(one: Demonstration, update: int) -> tuple[tuple[int, ...], ...]:
+    return (one.variants[update % len(one.variants)],) if one.variants else ()
 
 
 def is_live(group: TrainingGroup) -> bool:
@@ -106,8 +122,8 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
                         sample.token_ids,
                         sample.behaviour_logprobs,
                         coefficient,
-                        sample.off_policy,
-                        sample.biased,
+                        off_policy=sample.off_policy,
+                        biased=sample.biased,
                     )
                 )
     return rows
@@ -162,7 +178,7 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
     if not any(row.off_policy for row in rows):
         return targets
     off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
-    return targets._replace(off_policy_N=off_policy.to(device))
+    return targets._replace(off_policy_N=off_policy.to(device), imitated=rows[0].imitated)
 
 
 def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets | None:

@@ -25,10 +25,10 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
 from edge.core.files import replacing, replacing_folder
 from edge.core.limits import MOST_STEPS
-from edge.core.types import GGUF_ADAPTER, AdapterRef, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, Demonstration, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
-from edge.training.batching import Row, is_live, live_rows
-from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec
+from edge.training.batching import Row, imitated_rows, is_live, live_rows
+from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport, LearnerSettings, LoraSpec
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
@@ -88,6 +88,10 @@ class LoraLearner(ABC):
         Raises ValueError on samples that are not finite or whose lengths disagree, UsageError for a rule that the engine lacks.
         """
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
+
+    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = MOST_IMITATIONS) -> Imitation:
+        """Supervised updates on right responses, until they are likely enough (edge/training/learner.py)."""
+        return await self._worker.run(self._imitate_job(tuple(demonstrations), most), Priority.TRAINING)
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
         """The passes of an update, with as much memory beside them as the optimiser will take. Raises EdgeError when it runs out."""
@@ -173,7 +177,9 @@ class LoraLearner(ABC):
         return self._one_update(groups)
 
     def _one_update(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
-        rows, tally = live_rows(groups), Tally()
+        return self._updated_on(live_rows(groups), groups, Tally())
+
+    def _updated_on(self, rows: Sequence[Row], groups: Sequence[TrainingGroup], tally: Tally) -> Job[LearnerReport]:
         if not rows:
             return self._report(groups, tally, 0.0, skipped="no group with an advantage")
         try:
@@ -184,6 +190,17 @@ class LoraLearner(ABC):
             return self._report(groups, tally, grad_norm, skipped)
         finally:
             self._discard_gradient()
+
+    def _imitate_job(self, demonstrations: Sequence[Demonstration], most: int) -> Job[Imitation]:
+        nats: list[float] = []
+        seconds = 0.0
+        while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
+            report = yield from self._updated_on(imitated_rows(demonstrations, len(nats)), (), tally := Tally())
+            nats.append(tally.loss)
+            seconds += report.seconds
+            if report.skipped:
+                break
+        return Imitation(len(nats), nats[0], nats[-1], seconds)
 
     def _optimise_once(self, tally: Tally) -> tuple[float, str]:
         """Step the optimiser; (gradient norm, ""), or (norm or 0, the reason) with the weights untouched."""

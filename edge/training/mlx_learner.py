@@ -203,13 +203,15 @@ class FlatBiased(NamedTuple):
 class FlatTargets(NamedTuple):
     """What the rows of a micro-batch are scored on, flat over tokens in row order.
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are. `biased`: None where no token had a help bias.
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full. `biased`: None
+    where no token had a help bias.
     """
 
     ids_N: mx.array
     behaviour_N: mx.array
     coefficients_N: mx.array
     off_policy_N: mx.array | None = None
+    imitated: bool = False
     biased: FlatBiased | None = None
 
     @classmethod
@@ -222,6 +224,7 @@ class FlatTargets(NamedTuple):
             mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
             mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
             mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
+            rows[0].imitated,
             None if biased is None else FlatBiased(*(mx.array(tensor.numpy()) for tensor in biased)),
         )
 
@@ -263,8 +266,10 @@ def with_help_bias(
 
 
 def importance_weights(logprobs_N: mx.array, targets: FlatTargets, cap: float) -> mx.array:
-    """ρ = min(π_θ/μ, C) per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights)."""
+    """ρ = min(π_θ/μ, C) per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights), or 1."""
     logprobs_N = mx.stop_gradient(logprobs_N)
+    if targets.imitated:
+        return mx.ones_like(logprobs_N)
     own_N = mx.minimum(mx.exp(logprobs_N - targets.behaviour_N), cap)
     if targets.off_policy_N is None:
         return own_N

@@ -1,10 +1,10 @@
 """The rules by which a candidate adapter may serve.
 
-Two tests: no task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all
-tasks together, and the share of responses that ask must lie near τ, or at least not further away than before. A fall counts where it is
-larger than allowed and beyond chance as well, so that no single item, and no small file of them, decides.
+No task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all tasks
+together. A fall counts where it is larger than allowed and beyond chance as well, so that no single item, and no small file of them,
+decides. How often a candidate asks is not judged: the help bias holds the rate while learning, the dial when people are answered.
 
-Both tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two
+Tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two
 full hands: with fewer than eight of each version nothing is concluded.
 """
 
@@ -24,14 +24,13 @@ class GateRules:
     """When and how candidates are judged.
 
     `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
-    fall of a task's share right. `rate_band`: half-width around τ. `rate_window`: steps whose mean is the rate. `max_refusals` in a row
-    take training back to the adapter in use. `keep`: versions that served, stored to go back to.
+    fall of a task's share right. `rate_window`: steps whose mean is the rate that is reported. `max_refusals` in a row take training back
+    to the adapter in use. `keep`: versions that served, stored to go back to.
     """
 
     every: int = 10
     anchors_per_task: int = 16
     max_drop: float = 0.2
-    rate_band: float = 0.15
     rate_window: int = 10
     max_refusals: int = 5
     keep: int = 3
@@ -40,13 +39,14 @@ class GateRules:
 @dataclass(frozen=True, slots=True)
 class AnchorScore:
     """What became of one source's anchors: how many were right with the adapter in use, how many of these the candidate lost, and how
-    many it gained that were wrong."""
+    many it gained that were wrong. `example`: the question of one that was lost."""
 
     source: str
     items: int
     right: int
     lost: int
     gained: int
+    example: str = ""
 
     @property
     def before(self) -> float:
@@ -68,7 +68,7 @@ class RateScore:
     before: float | None
 
 
-def refusal_of(anchors: Sequence[AnchorScore], rate: RateScore, rules: GateRules) -> str:
+def refusal_of(anchors: Sequence[AnchorScore], rules: GateRules) -> str:
     """Why the candidate may not serve, in one line; "" when it may."""
     # The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks.
     tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
@@ -76,21 +76,17 @@ def refusal_of(anchors: Sequence[AnchorScore], rate: RateScore, rules: GateRules
     too_far = [score for score in tested if score.before - score.after > rules.max_drop + _ROUNDING]
     fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
     named = [score for score in fallen if score in anchors]
-    reasons = [
-        f"{score.source}: {_percent(score.after)} of {score.items} anchors right, {_percent(score.before)} with the adapter in use"
+    return "; ".join(
+        f"{score.source}: {_percent(score.after)} of {score.items} validation questions right, "
+        f"{_percent(score.before)} with the active adapter"
         for score in named or fallen
-    ]
-    distance = abs(rate.now - rate.target)
-    nearer = rate.before is not None and distance <= abs(rate.before - rate.target) + _ROUNDING
-    if distance > rules.rate_band + _ROUNDING and not nearer:
-        reasons.append(f"asks {_percent(rate.now)}, too far from the target of {_percent(rate.target)}")
-    return "; ".join(reasons)
+    )
 
 
 def together(anchors: Sequence[AnchorScore]) -> AnchorScore:
     """All sources as one."""
-    counts = ([getattr(score, field) for score in anchors] for field in ("items", "right", "lost", "gained"))
-    return AnchorScore("all tasks together", *map(sum, counts))
+    items, right, lost, gained = (sum(getattr(one, name) for one in anchors) for name in ("items", "right", "lost", "gained"))
+    return AnchorScore("all tasks together", items, right, lost, gained)
 
 
 def _percent(share: float) -> str:

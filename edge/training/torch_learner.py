@@ -139,6 +139,8 @@ class TorchLearner(LoraLearner):
     def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
         rule = self._settings.rule
         logprobs_N, behaviour_N = scores.logprobs_N, targets.behaviour_N
+        if targets.imitated:
+            return policy_loss(logprobs_N, targets.coefficients_N, torch.ones_like(logprobs_N))
         if targets.off_policy_N is not None and rule.objective != "policy":
             raise ValueError(f"objective {rule.objective} cannot learn from responses that its policy did not sample")
         if rule.objective == "clipped":

@@ -27,7 +27,7 @@ from edge.testing.coordinator import ScriptedTerms
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 
-RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)
+RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
 RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 

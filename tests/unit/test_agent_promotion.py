@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge.config.schema import PhaseConfig
+from edge.console import spoken
 from edge.core.errors import NotFound, StateError
 from edge.core.types import Message, Sampling, TrainingGroup
 from edge.learning.run_folder import RunFolder
@@ -26,7 +27,7 @@ from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import HELP, World, changed, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
-RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_band=1.0, rate_window=2, max_refusals=2, keep=2)
+RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2)
 QUESTION = [Message("user", "What is 3 + 1?")]
 
 
@@ -81,7 +82,7 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
         ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
     ]  # fmt: skip
     assert (steps[3].adapter.gate_before, steps[3].adapter.gate_after) == (1.0, 0.0)
-    assert steps[3].adapter.gate_reason == "sums: 0 % of 5 anchors right, 100 % with the adapter in use"
+    assert steps[3].adapter.gate_reason == "sums: 0 % of 5 validation questions right, 100 % with the active adapter"
     assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
     assert notice.text.startswith("the adapter of step 4 is rejected (sums: 0 %")
@@ -121,19 +122,26 @@ async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_
     assert world.events(Notice)[-1].text.endswith("training goes back to the bare model")
 
 
-async def test_a_rate_that_strays_is_refused(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, rate_band=0.05))
+async def test_how_often_an_adapter_asks_is_left_to_the_dial(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=4)
     calm = world.script
 
-    def asks_more(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
-        return HELP if sampling.temperature and world.rollouts.adapter_version >= 1 else calm(messages, sampling, seed)
+    def asks(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        return HELP if sampling.temperature else calm(messages, sampling, seed)
 
-    world.script = asks_more
+    world.script = asks
     steps, _ = await learned(world)
-    assert [step.adapter.gate for step in steps] == ["", "refused", "", "rolled back"]
-    assert "asks" in steps[1].adapter.gate_reason
-    assert "too far from the target of 30 %" in steps[3].adapter.gate_reason
+    assert [step.adapter.gate for step in steps] == ["", "promoted", "", "promoted"]
     assert steps[3].adapter.gate_rate == 1.0
+
+
+async def test_a_rejection_names_a_question_that_was_lost(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=2, worse=[2])
+    await learned(world)
+    (judged,) = world.events(GateJudged)
+    (anchors,) = judged.anchors
+    assert anchors.after < anchors.before and anchors.example.strip()
+    assert anchors.example in spoken(judged)
 
 
 async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:

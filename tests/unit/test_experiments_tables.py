@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from tools.experiments.dynamics import (
     end_mean,
     lambda_table,
     methods_table,
+    rate_once_back,
     schedule_table,
     settled_after,
-    rate_once_back,
 )
 from tools.experiments.equal_rate import equal_rate_tables, equal_rates, forgotten, pooled_differences, primary
 from tools.experiments.figures import draw_figures

@@ -24,7 +24,7 @@ from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
-RULES = OwnUseRules(share=0.5, passes=2)
+RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
 RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
@@ -276,7 +276,7 @@ async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goe
         phases=(PhaseConfig(source="sums", steps=None),),
         own=replace(RULES, passes=50),
         tasks_folder=folder,
-        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0, rate_band=1.0),
+        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0),
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
@@ -310,7 +310,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
             return mixed_script(messages, sampling, seed)
         return local_answer(number_in(messages[-1].content) + 1)
 
-    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_band=1.0, rate_window=3)
+    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_window=3)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
     async with world.agent() as agent:
         await agent.learn()
@@ -342,7 +342,7 @@ async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_
 async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
     """Every second step is one's own, and every second one is due."""
     corrected(tmp_path / "state", *range(40))
-    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0, rate_band=1.0))
+    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0))
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
         steps = agent.steps()
@@ -357,7 +357,7 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
 
 
 async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it_serves(tmp_path: Path) -> None:
-    gate = GateRules(every=100, anchors_per_task=2, max_drop=1.0, rate_band=1.0)
+    gate = GateRules(every=100, anchors_per_task=2, max_drop=1.0)
     world = world_in(tmp_path / "state", steps=1, gate=gate)
     async with world.agent() as agent:
         await agent.learn()

@@ -25,7 +25,7 @@ from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 
-RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_band=1.0, rate_window=2, max_refusals=9, keep=3)
+RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
 RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 

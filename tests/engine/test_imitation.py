@@ -1,0 +1,44 @@
+"""Supervised updates on demonstrations with a real learner: they become likely, under every method's rule, and stop when they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edge.core.types import Demonstration
+from edge.core.worker import EngineWorker
+from edge.training.learner import MOST_IMITATIONS, UpdateRule
+from tests.engine.tiny_learner import random_groups, tiny_learner
+
+PROMPT, OTHER, ANSWER = (1, 2, 3), (1, 3), (10, 11, 12, 0)
+
+
+@pytest.fixture
+def worker() -> Iterator[EngineWorker]:
+    running = EngineWorker()
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("objective", ["policy", "clipped", "gvpo"])
+async def test_the_loss_is_the_mean_negative_log_likelihood_and_falls(worker: EngineWorker, objective: str) -> None:
+    learner = tiny_learner(worker, rule=UpdateRule(objective=objective))  # type: ignore[arg-type]
+    shown = [Demonstration(PROMPT, ANSWER, (OTHER,)), Demonstration(OTHER, ANSWER[1:])]
+    rows = [(PROMPT, ANSWER), (OTHER, ANSWER), (OTHER, ANSWER[1:])]
+    by_hand = -sum([sum(await learner.logprobs(*row)) for row in rows]) / len(rows)
+    imitation = await learner.imitate(shown)
+    assert imitation.nats_before == pytest.approx(by_hand, rel=1e-4)
+    assert imitation.nats < imitation.nats_before
+    assert learner.step == imitation.updates == MOST_IMITATIONS
+
+
+async def test_what_is_likely_enough_is_left_after_one_update(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.training.lora_learner.ENOUGH_NATS", 2.0)  # a random decoder cannot be surer
+    learner, shown = tiny_learner(worker), [Demonstration(PROMPT, ANSWER)]
+    first = await learner.imitate(shown)
+    while first.nats > 2.0:
+        first = await learner.imitate(shown)
+    assert (await learner.imitate(shown)).updates == 1
+    report = await learner.update(random_groups(1))
+    assert not report.skipped, "an ordinary update goes on from there"

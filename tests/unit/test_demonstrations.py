@@ -1,0 +1,126 @@
+"""Given answers as demonstrations: which, when they are imitated, how often they are shown, and what is rehearsed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.config.schema import PhaseConfig
+from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.demonstrations import demonstration, given_answer, with_words_left_out
+from edge.dagrpo.format import check_format
+from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.tasks.registry import is_task_file
+from edge.verifiers.own_answer import final_answer
+from tests.unit.agent_world import World, local_answer, number_in
+from tests.unit.test_own_use import corrected, give
+
+ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
+OWN = OwnUseRules(share=0.5, passes=2)
+
+
+@pytest.mark.parametrize(
+    ("item", "final"),
+    [
+        (ITEM, "5"),
+        (replace(ITEM, kind=AnswerKind.CHOICE, answer="green", options=("red", "green")), "B"),
+        (replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green")), "A"),
+        (replace(ITEM, solution=given_answer("a long walk\nhome", short=False)), "a long walk\nhome"),
+    ],
+)
+def test_a_given_answer_is_a_well_formed_response_with_that_answer(item: TaskItem, final: str) -> None:
+    text = demonstration(item)
+    verdict = check_format(text, item.max_steps)
+    assert verdict.ok and not verdict.asks_help
+    assert final_answer(text) == final
+
+
+def test_tests_of_a_program_and_an_unjudged_question_demonstrate_nothing() -> None:
+    assert demonstration(replace(ITEM, kind=AnswerKind.PROGRAM, answer="assert f(1) == 2")) == ""
+    assert demonstration(replace(ITEM, kind=AnswerKind.FEEDBACK, answer="")) == ""
+
+
+@given(st.text(min_size=1), st.integers(0, 1000))
+def test_leaving_words_out_leaves_one_at_least_and_changes_no_other_line(question: str, seed: int) -> None:
+    first, newline, rest = question.partition("\n")
+    left, same_newline, same_rest = with_words_left_out(question, random.Random(seed)).partition("\n")
+    assert (same_newline, same_rest) == (newline, rest)
+    assert set(left.split()) <= set(first.split()) and bool(left.split()) == bool(first.split())
+
+
+def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> None:
+    assert [is_task_file(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
+        True, False, False, False, False,
+    ]  # fmt: skip
+
+
+def ignorant(world: World, known: set[int] = frozenset()) -> World:  # type: ignore[assignment]
+    """A model that is wrong on every question but those about these numbers."""
+
+    def script(messages: object, sampling: object, seed: int) -> str:
+        number = number_in(messages[-1].content)  # type: ignore[index]
+        return local_answer(number + 1 if number in known else 999)
+
+    world.script = script  # type: ignore[assignment]
+    return world
+
+
+def world_with_corrections(folder: Path, *asked: int, own: OwnUseRules = OWN, steps: int | None = 4) -> World:
+    corrected(folder, *asked)
+    return World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), own=own)
+
+
+async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_other_answers(tmp_path: Path) -> None:
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={2})
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        (own,) = [step for step in agent.steps() if step.source == "mine:math"]
+    (learner,) = world.learners
+    (imitated,) = learner.demonstrations
+    assert len(imitated) == 2, "a known answer is among them"
+    assert all(one.variants for one in imitated)
+    assert (own.update.demonstrations, own.update.imitation_updates) == (1, 1)
+
+
+async def test_practice_and_answers_that_are_known_are_not_imitated(tmp_path: Path) -> None:
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={1, 2})
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    assert [learner.demonstrations for learner in world.learners] == [[]]
+
+
+async def test_switched_off_nothing_is_imitated(tmp_path: Path) -> None:
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, own=replace(OWN, demonstrates=False)))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=4)
+    assert [learner.demonstrations for learner in world.learners] == [[]]
+
+
+async def test_an_item_comes_again_until_it_was_right_in_all_its_passes_and_is_rehearsed_then(tmp_path: Path) -> None:
+    known: set[int] = set()
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=None), known)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=6)
+        assert [step.source for step in agent.steps()].count("mine:math") == 3
+        known.add(1)
+        await agent.learn(max_steps=10)
+        sources = [step.source for step in agent.steps()]
+    assert sources.count("mine:math") == 3 + OWN.passes
+    (learner,) = world.learners
+    # shown beside its own three steps, and kept up by one update beside each step on something else since the first
+    assert len(learner.demonstrations) == 3 + sum(source == "sums" for source in sources[2:])
+
+
+async def test_what_cannot_be_learned_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=1))
+    async with world.agent() as agent:
+        assert (await agent.learn()).reason == "done"
+        own = [step for step in agent.steps() if step.source == "mine:math"]
+        assert len(own) == MOST_SHOWN * OWN.passes
+        give(agent.components.state, 7)
+        assert await agent.learning.more_to_learn()
