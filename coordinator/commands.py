@@ -723,12 +723,12 @@ def _limit(name: str, text: str) -> int | str | None:
 
 def _window(text: str) -> str:
     from coordinator.accounts import AS_CONFIGURED
-    from coordinator.budgets import WINDOWS
+    from edge.core.periods import PERIODS
 
     if text == "config":
         return AS_CONFIGURED
-    if text not in WINDOWS:
-        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}, config")
+    if text not in PERIODS:
+        raise UsageError(f"unknown window {text!r}; known: {', '.join(PERIODS)}, config")
     return text
 
 

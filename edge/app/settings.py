@@ -213,14 +213,15 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
         recheck_every=config.gate.recheck_every,
+        price=learning.price,
     )
 
 
 def evaluation_price(learning: LearningConfig) -> float | None:
     """The price that prompts of evaluations state; where learning states prices and none is set, the middle one."""
-    if learning.price is None and learning.price_levels:
+    if learning.stated_price is None and learning.price_levels:
         return sorted(learning.price_levels)[len(learning.price_levels) // 2]
-    return learning.price
+    return learning.stated_price
 
 
 def learning_method(learning: LearningConfig) -> Method:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from edge.budget.dial import Dials, DialSnapshot
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
-from edge.core.formatting import dollars
+from edge.core.formatting import money
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
@@ -118,11 +118,11 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot |
         return f"offline ({now.away}); {_HERE}"
     if state == "unknown" or budget is None:
         return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
-    calls, spent = budget.calls, dollars(budget.spend_uusd)
+    calls, spent = budget.calls, money(budget.spend_uusd)
     parts = [
         {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, ""),
         f"{calls} calls, no limit" if budget.calls_limit is None else f"{calls} of {budget.calls_limit} calls",
-        f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {dollars(budget.spend_limit_uusd)}",
+        f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {money(budget.spend_limit_uusd)}",
     ]
     if dial is not None and dial.target_rate is not None:
         asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from edge.cli.options import Json, rate_of, task_label
+from edge.cli.options import Json, rate_or_off, task_label
 from edge.cli.output import print_line, print_result, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
-from edge.core.formatting import counted, dollars, percent
+from edge.core.formatting import counted, money, percent
 
 app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,7 +36,7 @@ def budget_set(
     json: Json = False,
 ) -> None:
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
-    target, label = rate_of(rate), task_label(task)
+    target, label = rate_or_off(rate), task_label(task)
     config = settings.config()
     known = [known["task"] for known in ask_agent(config, lambda agent: agent.budget())["tasks"]] if label else []
     budgets = ask_agent(config, lambda agent: agent.set_dial(label, target))
@@ -111,7 +111,7 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
         ]
     for task, state in zip(tasks, states, strict=True):
         used = task["used"]
-        spent = f"{counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {dollars(used['spend_uusd'])}"
+        spent = f"{counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {money(used['spend_uusd'])}"
         lines += [
             f"task     {task['task']}",
             *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
@@ -138,7 +138,7 @@ def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
 
 
 def _amount(budget: Mapping[str, Any], unit: str) -> str:
-    used, limit, words = budget[unit], budget[_UNITS[unit]], dollars if unit == "spend_uusd" else str
+    used, limit, words = budget[unit], budget[_UNITS[unit]], money if unit == "spend_uusd" else str
     if used is None:
         return "not known yet"
     return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}"

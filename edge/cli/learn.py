@@ -17,7 +17,7 @@ from edge.cli.settings import Settings, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
-from edge.core.formatting import counted, dollars, duration, percent
+from edge.core.formatting import counted, duration, money, percent
 from edge.core.limits import MOST_STEPS
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> Iterator[str]:
             f"{percent(entry['post_switch_acc'])} after the switch, forgetting rate {percent(entry['forgetting_rate'])}"
         )
     calls, tokens = counted(summary["cloud_calls"], "call"), counted(summary["cloud_tokens"], "token")
-    yield f"cloud      {calls}, {tokens}, {dollars(summary['spend_uusd'])}"
+    yield f"cloud      {calls}, {tokens}, {money(summary['spend_uusd'])}"
     floor = ""
     if "times_floor" in summary:
         floor = f", {summary['times_floor']:.1f} times the floor of {summary['floor_s_per_step']:.2f} s a step"

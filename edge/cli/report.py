@@ -13,7 +13,7 @@ from edge.cli.output import one_line, print_json, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
-from edge.core.formatting import counted, dollars, duration, percent
+from edge.core.formatting import counted, duration, money, percent
 
 
 @takes("state")
@@ -87,7 +87,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
     for name, label in (("serving", "cloud"), ("learning", "")):
         cloud = report["cloud"][name]
-        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {dollars(cloud['spend_uusd'])}"
+        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {money(cloud['spend_uusd'])}"
         yield f"{label:<10}{name:<9}{spent}"
     for number, wait in enumerate(report["waits"]):
         times = "once" if wait["times"] == 1 else f"{wait['times']} times"

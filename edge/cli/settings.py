@@ -71,8 +71,8 @@ class Settings:
         ),
     ] = None
     target_rate: Annotated[
-        float | None,
-        Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+        str | None,
+        Option("--target-rate", help="τ: share of responses that may ask for help, as 30% or 0.3.", metavar="TAU"),
     ] = None
     seed: Annotated[
         int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N"), "learning.seed"

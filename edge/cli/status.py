@@ -13,7 +13,7 @@ from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError
-from edge.core.formatting import counted, dollars, percent
+from edge.core.formatting import counted, money, percent
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -99,9 +99,7 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         of_tasks = " | ".join(f"{task['task']}: {amounts(task)}" for task in budget["tasks"])
         yield "budget", of_tasks or "nothing was asked or learned here yet"
     if used := found["used_today"]:
-        calls = [
-            f"{counted(used[n]['calls'], 'call')}, {dollars(used[n]['spend_uusd'])} for {n}" for n in ("serving", "learning")
-        ]
+        calls = [f"{counted(used[n]['calls'], 'call')}, {money(used[n]['spend_uusd'])} for {n}" for n in ("serving", "learning")]
         yield "today", f"{counted(used['answers'], 'answer')} · cloud: {'; '.join(calls)}"
     else:
         yield "today", "not known"

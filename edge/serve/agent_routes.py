@@ -18,6 +18,7 @@ from edge.serve.schemas import (
     Count,
     JSONAnswer,
     QueryInt,
+    RateText,
     RequestBody,
     ResponseBody,
     Share,
@@ -48,7 +49,7 @@ class FeedbackRequest(RequestBody):
 class DialRequest(RequestBody):
     """The rate τ of a task (null or empty: of every task); the rate null takes it off."""
 
-    target_rate: Share | None
+    target_rate: RateText | None
     task: TaskLabel | None = None
 
 
@@ -56,7 +57,7 @@ class WhatIfRequest(RequestBody):
     """Rates to compare on the last answers to a task."""
 
     target_rate: Annotated[
-        Share | Annotated[list[Share], Field(min_length=1, max_length=_MAX_RATES)],
+        RateText | Annotated[list[RateText], Field(min_length=1, max_length=_MAX_RATES)],
         explain(f"must be a number from 0 to 1, or a list of 1 to {_MAX_RATES} of them"),
     ]
     task: TaskLabel | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -31,6 +31,11 @@ CREATE TABLE learning_spend (
 ) STRICT;
 CREATE INDEX learning_spend_by_day ON learning_spend (day);
 """
+_OF_VERSION_5 = """
+ALTER TABLE learning_spend ADD COLUMN chars INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX requests_by_time ON requests (created_at);
+"""
+"""How long the question of a call was, and what was asked since a time: both for the pace of a budget."""
 _EXAMS = """
 CREATE TABLE exams (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, adapter_version INTEGER NOT NULL, source TEXT NOT NULL, task TEXT NOT NULL,
@@ -66,11 +71,12 @@ CREATE TABLE outbox (
     uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-{_OF_VERSION_3}"""
+{_OF_VERSION_3}{_OF_VERSION_5}"""
 _MIGRATIONS = {
     1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
     2: _OF_VERSION_3,
     3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
+    4: _OF_VERSION_5,
 }
 """From each older version to the next."""
 

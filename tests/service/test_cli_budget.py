@@ -69,9 +69,9 @@ def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
-    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    $0.00084 (unlimited)"]
+    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    0.00084 USD (unlimited)"]
     assert out[:7] == [*device, "state    ok", "", "task     math"]
-    assert out[7].startswith("used     12 calls, ") and out[7].endswith(", $0.00084 by this task alone")
+    assert out[7].startswith("used     12 calls, ") and out[7].endswith(", 0.00084 USD by this task alone")
     assert out[8] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
     assert out[-1].startswith("(as last known in the state folder")
     assert not (used / "coordinator").exists()

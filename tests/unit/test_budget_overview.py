@@ -30,10 +30,10 @@ def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
     lines = budget_lines(both)
     assert lines[:5] == [
-        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    $0.0015 (unlimited)", "state    ok",
+        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    0.0015 USD (unlimited)", "state    ok",
     ]  # fmt: skip
     assert [line for line in lines if "50 of" in line] == ["calls    50 of 60"]
-    assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, $0.0003 by this task alone"
+    assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, 0.0003 USD by this task alone"
     assert sum(line.startswith("state") for line in lines) == 1
 
 
@@ -72,6 +72,6 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
         for number, record in enumerate([paid, paid, {**paid, "cached": True, "charged_uusd": 0}, {"task": "qa"}]):
             state.put_request(f"r{number}", float(number), record)
         with state.database as database:
-            database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1)")
-            database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0)")
+            database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
+            database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
         assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}

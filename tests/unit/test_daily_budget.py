@@ -245,7 +245,7 @@ async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_i
     with state.database as database:
         for number in (1, 2):
             row = (call(number).call_key, local_day(clock.now()), clock.now(), "math")
-            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", row)
+            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0, 0)", row)
     slow = True
 
     async def end_of(key: str) -> dict[str, object]:
