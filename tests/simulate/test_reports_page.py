@@ -200,7 +200,7 @@ def test_differences_are_signed_relative_and_in_points_for_shares() -> None:
     second = sample_result(groups=[group], cloud=sample_cloud([group]))
     found = {row.name: row for row in differences(first, second)}
     assert found["Went to the cloud"].difference == "+5.0 points"
-    assert found["Spend"].difference.endswith("(+100.0 %)") and found["Spend"].difference.startswith("+$")
+    assert found["Spend"].difference.endswith("(+100.0 %)") and found["Spend"].difference.startswith("+0.298 USD")
     assert found["Answers"].difference == "same"
     assert (found["Right, all answers"].second, found["Right, all answers"].difference) == ("-", "")
 
