@@ -15,8 +15,11 @@ from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
+from edge.budget.limits import Changes, limits_of, of_the_operator, set_limits
+from edge.budget.overview import Held, held_to
 from edge.budget.pace import Pace
 from edge.budget.quota import Quota, Quotas, stored_budget
+from edge.budget.target import Target
 from edge.budget.whatif import WhatIf, what_if_recorded
 from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.group_calls import GroupCalls
@@ -189,6 +192,28 @@ class Agent:
     def request_stop(self) -> None:
         """Ask learning to end after the step's current safe point; may be called from a signal handler."""
         self._stop.ask()
+
+    async def set_limits(self, changes: Changes | None) -> None:
+        """Set hard limits of this device's own ledger, from now on and over restarts (None: the configuration's hold again).
+
+        Raises UsageError where another coordinator rules, CoordinatorUnavailable where the limit is kept and not in force yet.
+        """
+        if not self.link.embedded:
+            raise of_the_operator(self.components.coordinator_name)
+        set_limits(self.components.state, changes)
+        await self.link.hold_to(limits_of(self.components.state, self._settings.limits).to_coordinator())
+
+    @property
+    def held(self) -> Held:
+        """What asking the cloud is held to."""
+        state, settings, curriculum = self.components.state, self._settings, self.components.curriculum
+        limits = limits_of(state, settings.limits) if self.link.embedded else None
+        budget, rate = (self.pace.budget(), self.pace.rate()) if self.pace else (None, None)
+        dial = self.access.dials.of(self.budgets.serving_task)
+        chosen = dial.target_rate if rate is None or self.access.dials.is_set or dial.own else None
+        terms = state.terms(curriculum.present_task)
+        learning = terms.target_rate if terms else curriculum.phase_rate(state.position().phase)
+        return held_to(limits, settings.cloud_name, Target(budget, rate, chosen, learning), self.components.clock.now())
 
     def status(self) -> AgentStatus:
         """A snapshot for a screen; asks nobody."""

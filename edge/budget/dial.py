@@ -313,6 +313,11 @@ class Dials:
         return self._default.target_rate
 
     @property
+    def is_set(self) -> bool:
+        """Whether a person set the rate of every task."""
+        return self._default.set_at is not None
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that have a dial by now."""
         return tuple(self._dials)
@@ -332,6 +337,11 @@ def stored_dials(state: StateReader, configured: float | None) -> list[HelpDial]
 def default_rate(state: StateReader, configured: float | None) -> float | None:
     """τ of a task that has no dial yet."""
     return _default_of(state, configured).target_rate
+
+
+def is_rate_set(state: StateReader) -> bool:
+    """Whether a person set the rate of every task, over the configuration's."""
+    return _default_of(state, None).set_at is not None
 
 
 def _default_of(state: StateReader, configured: float | None) -> _Default:

@@ -31,6 +31,7 @@ class Quota:
 
     `target_rate` is the dial's τ (None: the model decides alone), `realised_rate` the share of the last answers that asked; `dual` λ, spend
     in micro-USD; `as_of` when the coordinator reported it, in seconds since the epoch. `line` is for people.
+    `*_period`: what a limit holds for ("": there is none).
     """
 
     task: str
@@ -49,6 +50,9 @@ class Quota:
     realised_rate: float | None
     dual: float | None
     as_of: float | None
+    calls_period: str = ""
+    tokens_period: str = ""
+    spend_period: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -92,6 +96,9 @@ def quota_of(
         realised_rate=dial.realised_rate if dial else None,
         dual=budget.dual if budget else dual,
         as_of=known.as_of if known else None,
+        calls_period=budget.calls_period if budget else "",
+        tokens_period=budget.tokens_period if budget else "",
+        spend_period=budget.spend_period if budget else "",
     )
 
 

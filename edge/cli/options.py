@@ -68,7 +68,7 @@ def rate_or_off(text: str) -> float | None:
     try:
         return None if text.strip().lower() == "off" else rate_of(text)
     except ValueError as error:
-        raise UsageError(f"a rate {error}", hint="write a share such as 15 % or 0.15, or off") from error
+        raise UsageError(f"a rate {error}", hint="off lets the model decide") from error
 
 
 def mode_of(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:

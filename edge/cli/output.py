@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from edge.core.formatting import STEERING, counted, money
+from edge.core.formatting import PRACTICE_CLOUD, STEERING, counted, money
 from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ def source_line(note: AnswerNote) -> str:
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
+def _cloud_model(name: str) -> str:
+    return f"{name} ({PRACTICE_CLOUD})" if name == "nano-cloud" else name
+
+
 def why_lines(record: Mapping[str, Any]) -> list[str]:
     """A stored answer explained; its call as the coordinator has it, or as the record does where nobody could be asked."""
 
@@ -112,7 +116,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "quota then": (record.get("quota") or {}).get("line"),
         "charged": money(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
         "model": record.get("model"),
-        "cloud model": record.get("cloud_model"),
+        "cloud model": _cloud_model(str(record.get("cloud_model") or "")),
         "adapter": record.get("adapter_version"),
         "verdict": None if record.get("verdict") == "none" else record.get("verdict"),
         "correction": record.get("correction"),

@@ -93,6 +93,7 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     active, trained = found["adapter"]["active"], found["adapter"]["trained"]
     adapter = f"{active} is active" if active else "none is active: the bare model answers"
     yield "adapter", adapter if trained == active else f"{adapter}; training goes on from {trained}"
+    yield "target", budget["target"]
     if budget["device"]:  # what the tasks share
         yield "budget", amounts(budget["device"])
     else:
@@ -108,5 +109,6 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif not running:
         yield "cloud", "may be asked" + ("" if budget["origin"] == "stored" else "; the coordinator answers")
     else:
-        yield "cloud", f"reached ({cloud['coordinator']})" if cloud["online"] else f"away: {cloud['reason']}"
+        name = f", {budget['cloud_name']}" if budget["cloud_name"] else ""
+        yield "cloud", f"reached ({cloud['coordinator']}{name})" if cloud["online"] else f"away: {cloud['reason']}"
     yield "state", found["state_folder"]

@@ -43,6 +43,17 @@ def money(uusd: float) -> str:
     return f"{whole}.{rest.rstrip('0').ljust(2, '0')} USD"
 
 
+def uusd_of(text: str) -> int:
+    """`5`, `5 USD`, `$5`, `0.000012` as micro-USD. Raises ValueError for anything else, and for more than six decimals."""
+    word = text.strip().removeprefix("$").upper().removesuffix("USD").strip()
+    whole, _, rest = word.partition(".")
+    if not (whole + rest).isascii() or not (whole + rest).isdecimal() or len(rest) > 6 or len(whole) > 9:
+        raise ValueError(f"must be an amount of USD such as 5 or 0.25, not {text!r}")
+    return int(whole or "0") * 1_000_000 + int(rest.ljust(6, "0") or "0")
+
+
+PRACTICE_CLOUD = "practice cloud, nothing is charged"
+"""What the bundled cloud model is called wherever money is shown."""
 _MOST_CHARS = 80
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
-from edge.core.formatting import money, duration, percent
+from edge.core.formatting import duration, money, percent
 from edge.state.events import (
     EvalProgress,
     HeldOutScored,
