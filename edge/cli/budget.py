@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
+from edge.app import state_folder
 from edge.budget.limits import PERIOD_WORDS
 from edge.budget.target import rate_words
 from edge.cli.options import Json, rate_or_off, task_label
@@ -78,7 +79,10 @@ def budget_limit(
         raise UsageError(
             "nothing to set", hint="give --spend, --calls, --tokens or --per, or --off; budget show tells what holds"
         )
-    budgets = ask_agent(settings.config(), lambda agent: agent.set_limits(None if off else changes))
+    config = settings.config()
+    if not (folder := state_folder(config)).exists():
+        print_line(f"{folder} is new: the limit holds for the agent that will run on it")
+    budgets = ask_agent(config, lambda agent: agent.set_limits(None if off else changes))
     print_result(budgets, [f"limit: {_limit_words(budgets)}{_practice(budgets)}"], as_json=json)
 
 

@@ -16,11 +16,11 @@ from edge.core.errors import UsageError
 from edge.core.periods import Period
 from edge.serve.ports import AgentControl
 from edge.serve.schemas import (
+    AS_WRITTEN,
     DIGITS,
     Count,
     JSONAnswer,
     QueryInt,
-    RateText,
     RequestBody,
     ResponseBody,
     Share,
@@ -52,7 +52,7 @@ class FeedbackRequest(RequestBody):
 class DialRequest(RequestBody):
     """The rate τ of a task (null or empty: of every task); the rate null takes it off."""
 
-    target_rate: RateText | None
+    target_rate: Annotated[Share | None, AS_WRITTEN]
     task: TaskLabel | None = None
 
 
@@ -81,7 +81,8 @@ class WhatIfRequest(RequestBody):
     """Rates to compare on the last answers to a task."""
 
     target_rate: Annotated[
-        RateText | Annotated[list[RateText], Field(min_length=1, max_length=_MAX_RATES)],
+        Share | Annotated[list[Share], Field(min_length=1, max_length=_MAX_RATES)],
+        AS_WRITTEN,
         explain(f"must be a number from 0 to 1, or a list of 1 to {_MAX_RATES} of them"),
     ]
     task: TaskLabel | None = None

@@ -65,8 +65,10 @@ def _plain_number(value: Any) -> Any:
     return value
 
 
-def _rate(value: Any) -> Any:
-    """Text is read as people write rates."""
+def _as_written(value: Any) -> Any:
+    """Text is read as people write rates, also in a list."""
+    if isinstance(value, list):
+        return [_as_written(one) for one in value]
     try:
         return rate_of(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -82,8 +84,8 @@ def _refused(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_encodable)]
 TaskLabel = Annotated[str, AfterValidator(_task_label), Field(description=f"{TASK_LABEL_FORM}, or empty")]
 Share = Annotated[float, Field(ge=0, le=1)]
-RateText = Annotated[Share, BeforeValidator(_rate, json_schema_input_type=float | str)]
-"""Also as text: 30 %."""
+AS_WRITTEN = BeforeValidator(_as_written)
+"""Shares may come as text: 30 %."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

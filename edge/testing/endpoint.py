@@ -85,7 +85,7 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "rates": [],
     "waits": [],
     "paused": False,
-    "target": "30 % of questions may ask",
+    "target": "the model decides; it learns to ask for help at 30 %",
     "cloud_name": "",
 }
 """The report of an agent that has done nothing yet."""

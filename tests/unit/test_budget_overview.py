@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.budget.dial import HelpDial
-from edge.budget.overview import Overview, TaskBudget
+from edge.budget.overview import Held, Overview, TaskBudget
 from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
@@ -21,7 +21,7 @@ def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int
 
 
 def overview(*tasks: TaskBudget) -> Overview:
-    return Overview("agent", "math", None, False, "", 0, 0, tasks)
+    return Overview("agent", "math", None, False, "", 0, 0, tasks, Held(None, None, "", "the model decides"))
 
 
 def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with_the_task() -> None:
@@ -29,7 +29,8 @@ def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with
     assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
     lines = budget_lines(both)
-    assert lines[:5] == [
+    assert lines[:7] == [
+        "target   the model decides", "",
         "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    0.0015 USD (unlimited)", "state    ok",
     ]  # fmt: skip
     assert [line for line in lines if "50 of" in line] == ["calls    50 of 60"]
@@ -43,9 +44,11 @@ def test_a_tasks_own_limit_stands_with_the_task() -> None:
         "tokens",
         "tokens_limit",
         "tokens_left",
+        "tokens_period",
         "spend_uusd",
         "spend_limit_uusd",
         "spend_left_uusd",
+        "spend_period",
         "as_of",
     }
     lines = budget_lines(own)
