@@ -79,7 +79,8 @@ class BreakerConfig(Section):
 class UpstreamConfig(Section):
     """One cloud LLM.
 
-    `bundled` runs a model in this process at a small notional price, so that spend moves and caps can be tried; `openai_compatible` asks a
+    `bundled` runs a model in this process (practice cloud, nothing is charged) at a small price for practice, so that spend moves and caps
+    can be tried; `openai_compatible` asks a
     server at `base_url`; `anthropic` asks the Messages API there; `recorded` replays a cassette. All but the bundled one need their real
     price, or their calls are UNPRICED: `prices`, or the two `price_*` together, or the price file that comes with the package, when it
     knows the model at the host of `base_url`.

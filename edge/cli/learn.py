@@ -13,7 +13,7 @@ from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
 from edge.cli.options import Json
-from edge.cli.settings import Settings, starting_lines, takes
+from edge.cli.settings import Settings, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
@@ -98,7 +98,7 @@ async def _learn(
     with open_console(SystemClock(), json_lines=json_lines) as console:
         for line in lines:
             console.say(line)
-        console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
+        console.say(starting_line(config))
         figures = LiveFigures(run_folder.folder, console.say)
         sink = FanOutSink([run_folder, figures, console.sink])
         async with build_agent(config, sink) as agent:

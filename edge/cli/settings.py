@@ -225,6 +225,14 @@ def layers_line(config: AgentConfig) -> str:
     return f"engine.gpu_layers is {layers}, but this llama.cpp is built for the processor alone: all layers stay on it"
 
 
+def starting_line(config: AgentConfig) -> str:
+    """What is opened, and what a bundled cloud is."""
+    from edge.app import cloud_name
+
+    practice = f" ({name})" if (name := cloud_name(config)) else ""
+    return "starting: loading the model" + ("" if config.coordinator.address else f" and the embedded coordinator{practice}")
+
+
 def privacy_line(config: AgentConfig) -> str:
     """What happens to private data before a request is sent to a cloud LLM, or "" where none leaves this device."""
     from edge.app import switched_off

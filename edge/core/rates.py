@@ -22,5 +22,5 @@ def rate_of(value: object) -> float:
     shown = value if isinstance(value, int | float) else repr(value)
     if math.isnan(number) and isinstance(value, str):
         raise ValueError(f"must be a share such as 30 % or 0.3, not {shown}")
-    bare = 1.0 < number <= 100.0 and "%" not in str(value)
+    bare = 2.0 <= number <= 100.0 and "%" not in str(value)
     raise ValueError(f"must lie in [0, 1], not {shown}" + (f"; write {number:g} % or {number / 100:g}" if bare else ""))

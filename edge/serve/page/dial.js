@@ -28,7 +28,7 @@ export class Dial {
     this.whatif = element("p", { class: "whatif", id: hint });
     this.set = button("Set", () => this.apply());
     this.leave = button("Leave as it is", () => this.reset(), { class: "quiet" });
-    this.text = element("input", { type: "text", class: "dial-text", placeholder: "30 % or 0.3", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
+    this.text = element("input", { type: "text", class: "dial-text", placeholder: "or type 30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
     this.problem = element("p", { class: "problem", role: "alert" });
     const reading = task === null ? element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.") : element("div", { class: "dial-row" }, this.gauge, this.words);
     this.card = element("section", { class: "card dial", "aria-labelledby": heading },

@@ -167,7 +167,8 @@ def prompt_ids(question: Question) -> tuple[int, ...]:
 
 def question_of(ids: Sequence[int]) -> Question:
     """The question that `prompt_ids` wrote."""
-    return Question(ids[0], *((part - SHIFT) / SCALE for part in ids[1:4]))
+    difficulty, ask_noise, right_noise = ((part - SHIFT) / SCALE for part in ids[1:4])
+    return Question(ids[0], difficulty, ask_noise, right_noise)
 
 
 def right_answer(question: Question) -> str:

@@ -20,12 +20,12 @@ from coordinator.config import (
     FleetConfig,
     NotNegative,
     Positive,
-    Rate,
     RatesConfig,
     ServiceConfig,
     TaskConfig,
 )
 from edge.config.loader import ValueAt
+from edge.config.schema import Rate
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS
