@@ -18,7 +18,7 @@ from edge.config.schema import CoordinatorConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 from edge.core.events import EventSink
-from edge.core.formatting import counted, money
+from edge.core.formatting import PRACTICE_CLOUD, counted, money
 from edge.core.types import TokenUsage
 from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
@@ -125,6 +125,7 @@ def cost_line(items: int, config: CoordinatorConfig) -> str:
     tokens = items * config.max_output_tokens
     price = config.embedded.price_out_uusd_per_mtok if config.address is None else None
     cost = "" if price is None else f", at most {money(tokens * price / 1e6)} for these"
+    cost += f" ({PRACTICE_CLOUD})" if config.address is None and config.embedded.upstream == "bundled" else ""
     which = "one item" if items == 1 else f"all {items} items"
     return f"asking the cloud LLM for {which}: at most {counted(items, 'call')} and {counted(tokens, 'output token')}{cost}"
 

@@ -122,6 +122,11 @@ class StepControl:
     help_gain: float | None = None
     cost_rate: float | None = None
 
+    @property
+    def held_rate(self) -> float:
+        """What is held at τ: the cost-weighted rate where calls are weighted."""
+        return self.assist_rate if self.cost_rate is None else self.cost_rate
+
 
 @dataclass(frozen=True, slots=True)
 class StepScores:

@@ -341,9 +341,9 @@ def test_a_family_cannot_steer_the_terminal() -> None:
 
 
 def test_what_asking_for_everything_costs_is_told_before() -> None:
-    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens")
+    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens (practice cloud, nothing is charged)")
     priced = CoordinatorConfig.model_validate({"embedded": {"price_out_uusd_per_mtok": 2_000_000}})
-    assert cost_line(1000, priced).endswith("at most 1.02 USD for these")
+    assert "at most 1.02 USD for these (practice cloud" in cost_line(1000, priced)
     budget = BudgetSnapshot(1, 0.5, 0.3, 12, 100, 900, None, 2_000, None)
     assert budget_line("math", 400, budget) == "budget of math: calls 12 of 100; not enough for 400 calls"
     free = BudgetSnapshot(1, 0.5, 0.3, 12, None, 900, None, 2_000, None)
