@@ -13,6 +13,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge.core.formatting import money
+
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
@@ -59,9 +61,9 @@ _ONE_OF = {"calls": "call", "tokens": "token"}
 
 
 def amount_text(unit: str, count: int) -> str:
-    """So much of a unit (calls, tokens, uusd) in words: `1 call`, `20 tokens`, `50 micro-USD`."""
+    """So much of a unit (calls, tokens, uusd) in words: `1 call`, `20 tokens`, `0.00005 USD`."""
     if unit == "uusd":
-        return f"{count} micro-USD"
+        return money(count)
     return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from coordinator.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
 from coordinator.broker import Broker, progress_of
-from coordinator.budgets import SCOPES, WINDOWS, BudgetBook, rows_held_to_next, settings_set
+from coordinator.budgets import SCOPES, BudgetBook, rows_held_to_next, settings_set
 from coordinator.config import LimitConfig
 from coordinator.fleet import MAX_VERSION_CHARS, Device, Fleet, is_device_id
 from coordinator.journal import JournalEntry
@@ -27,6 +27,7 @@ from coordinator.upstreams import Upstream, UpstreamTable
 from coordinator.verify import VerifyReport
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, InvalidRequest
+from edge.core.periods import PERIODS
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.v1 import admin_pb2
@@ -265,8 +266,8 @@ def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
     wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
     changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
     if request.window:
-        if request.window not in (*WINDOWS, AS_CONFIGURED):
-            raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(WINDOWS)}")
+        if request.window not in (*PERIODS, AS_CONFIGURED):
+            raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(PERIODS)}")
         changes["window"] = request.window
     if not changes:
         raise InvalidRequest("nothing to set")

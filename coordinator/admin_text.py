@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from edge.core.errors import UsageError
+from edge.core.formatting import money
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.v1 import admin_pb2, call_pb2
@@ -40,7 +41,7 @@ def call_line(call: admin_pb2.CallRecord) -> str:
     """One call."""
     where = f"step {call.step}" if call.HasField("step") else "serving"
     state = _state_word(call.state) + (f" ({call.reason})" if call.reason else "")
-    cost = f"{call.charged.uusd} micro-USD" + (" (cached)" if call.cached else "")
+    cost = money(call.charged.uusd) + (" (cached)" if call.cached else "")
     asked = f"{call.model}, " if call.model else ""
     return f"{call.device} {call.call_key}: {call.task}, {where}, {asked}{state}, {cost}, {_moment(call.updated_ms)}"
 
@@ -49,7 +50,7 @@ def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceReco
     """One upstream with its price."""
     cost = "no price, so its calls are refused"
     if price is not None and price.priced:
-        cost = f"{price.in_uusd_per_mtok} / {price.out_uusd_per_mtok} micro-USD per million tokens in / out"
+        cost = f"{money(price.in_uusd_per_mtok)} / {money(price.out_uusd_per_mtok)} per million tokens in / out"
     return f"{upstream.alias}: {upstream.model}, {cost}, {upstream.waiting} waiting" + _breaker_text(upstream.breaker)
 
 

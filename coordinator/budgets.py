@@ -23,17 +23,17 @@ from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
 from coordinator.fairness import PPM
 from coordinator.stores.store import LedgerStore
 from edge.core.errors import StateError
+from edge.core.periods import PERIODS
 from edge.rpc.client import BudgetSnapshot
 
 log = logging.getLogger(__name__)
 LIMITS_FILE = "limits.json"
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
-WINDOWS = ("total", "month", "week", "day", "hour")
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 MOST_KNOWN_TERMS = 10_000
 """Pairs of device and task whose budgets stay known within an hour; no window is shorter."""
 _WINDOW_BY_LABEL_CHARS = {
-    len(label): window for window, label in zip(WINDOWS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
+    len(label): window for window, label in zip(PERIODS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
 }
 
 
@@ -109,9 +109,12 @@ def snapshot(
 ) -> BudgetSnapshot:
     """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
     used = [row.used for row in budgets]
-    calls, calls_limit = _tightest([amount.calls for amount in used], [now.limits.calls for now in asked])
-    tokens, tokens_limit = _tightest([amount.tokens for amount in used], [now.limits.tokens for now in asked])
-    spend, spend_limit = _tightest([amount.uusd for amount in used], [now.limits.uusd for now in asked])
+    keys = [now.key for now in asked]
+    calls, calls_limit, calls_period = _tightest([amount.calls for amount in used], [now.limits.calls for now in asked], keys)
+    tokens, tokens_limit, tokens_period = _tightest(
+        [amount.tokens for amount in used], [now.limits.tokens for now in asked], keys
+    )
+    spend, spend_limit, spend_period = _tightest([amount.uusd for amount in used], [now.limits.uusd for now in asked], keys)
     return BudgetSnapshot(
         version=task.version if task else 0,
         dual=task.dual if task else terms.dual_init,
@@ -122,18 +125,26 @@ def snapshot(
         tokens_limit=tokens_limit,
         spend_uusd=spend,
         spend_limit_uusd=spend_limit,
+        calls_period=calls_period,
+        tokens_period=tokens_period,
+        spend_period=spend_period,
     )
 
 
-def _tightest(used: Sequence[int], limits: Sequence[int | None]) -> tuple[int, int | None]:
-    """Used and limit of the budget with the least left; the limit may lie below what is used where it was lowered since."""
+def _tightest(used: Sequence[int], limits: Sequence[int | None], keys: Sequence[str]) -> tuple[int, int | None, str]:
+    """Used, limit and period of the budget with the least left; the limit may lie below what is used where it was lowered since."""
     found: tuple[int, int | None] = used[min(1, len(used) - 1)], None
-    least = math.inf
-    for spent, limit in zip(used, limits, strict=True):
+    least, of_key = math.inf, ""
+    for spent, limit, key in zip(used, limits, keys, strict=True):
         if limit is not None and max(0, limit - spent) < least:
-            least = max(0, limit - spent)
+            least, of_key = max(0, limit - spent), key
             found = spent, limit
-    return found
+    return *found, _period_of(of_key) if of_key else ""
+
+
+def _period_of(key: str) -> str:
+    """The window that a budget's key counts in, by the length of its label."""
+    return _WINDOW_BY_LABEL_CHARS.get(len(_window_of(key)), "total")
 
 
 def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:
@@ -152,7 +163,7 @@ def _window_of(key: str) -> str:
 
 def _asked(row: BudgetRow) -> dict[str, Any]:
     """A row's limits as configuration; the length of its window's label tells the window."""
-    window = _WINDOW_BY_LABEL_CHARS.get(len(_window_of(row.key)), "total")
+    window = _period_of(row.key)
     amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
     return {"window": window, **amounts}
 

@@ -98,8 +98,8 @@ def serve(
 ) -> int:
     """Serve devices until SIGTERM or Ctrl-C.
 
-    Without a configuration the bundled nano-cloud model is the cloud LLM, at a notional price of 100 000 / 400 000 micro-USD per million
-    tokens in / out, so that spend moves and caps can be tried.
+    Without a configuration the bundled nano-cloud model is the cloud LLM (practice cloud, nothing is charged), at a price for practice of
+    0.10 USD / 0.40 USD per million tokens in / out, so that spend moves and caps can be tried.
 
     It does not verify the ledger by itself, which takes as long as the journal is: `--verify`, or `ledger verify` now and then and after a
     crash, a restored copy or a full disk.
@@ -723,12 +723,12 @@ def _limit(name: str, text: str) -> int | str | None:
 
 def _window(text: str) -> str:
     from coordinator.accounts import AS_CONFIGURED
-    from coordinator.budgets import WINDOWS
+    from edge.core.periods import PERIODS
 
     if text == "config":
         return AS_CONFIGURED
-    if text not in WINDOWS:
-        raise UsageError(f"unknown window {text!r}; known: {', '.join(WINDOWS)}, config")
+    if text not in PERIODS:
+        raise UsageError(f"unknown window {text!r}; known: {', '.join(PERIODS)}, config")
     return text
 
 

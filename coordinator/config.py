@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, ValueAt, resolve
-from edge.config.schema import CoordinatorTlsConfig
+from edge.config.schema import CoordinatorTlsConfig, Rate
 from edge.config.secret_refs import HOW, require_one_reference
 from edge.core.errors import PermissionDenied
+from edge.core.periods import Period
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.hyperparameters import PAPER
 
@@ -28,11 +29,9 @@ EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
 
-Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
-Window = Literal["total", "month", "week", "day", "hour"]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
 
 
@@ -80,7 +79,8 @@ class BreakerConfig(Section):
 class UpstreamConfig(Section):
     """One cloud LLM.
 
-    `bundled` runs a model in this process at a small notional price, so that spend moves and caps can be tried; `openai_compatible` asks a
+    `bundled` runs a model in this process (practice cloud, nothing is charged) at a small price for practice, so that spend moves and caps
+    can be tried; `openai_compatible` asks a
     server at `base_url`; `anthropic` asks the Messages API there; `recorded` replays a cassette. All but the bundled one need their real
     price, or their calls are UNPRICED: `prices`, or the two `price_*` together, or the price file that comes with the package, when it
     knows the model at the host of `base_url`.
@@ -331,7 +331,7 @@ class LimitConfig(Section):
     wins over what is written here.
     """
 
-    window: Window = Field(
+    window: Period = Field(
         "total",
         description="How long an amount counts against the limits: until the calendar's next hour, day, week or month begins, or for good.",
     )

@@ -795,9 +795,10 @@ def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
 
 
 def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
-    """`481 micro-USD, 50 are left`"""
+    """`481 tokens, 50 are left`, `0.000481 USD, 0.00005 USD is left`"""
     left = max(0, (getattr(row.limits, unit) or 0) - getattr(row.used, unit) - getattr(others, unit))
-    return f"{amount_text(unit, getattr(hold, unit))}, {'none is' if left == 0 else '1 is' if left == 1 else f'{left} are'} left"
+    rest = f"{amount_text(unit, left)} is" if unit == "uusd" else "1 is" if left == 1 else f"{left} are"
+    return f"{amount_text(unit, getattr(hold, unit))}, {rest if left else 'none is'} left"
 
 
 def device_disabled(device: str) -> PermissionDenied:

@@ -15,9 +15,13 @@ from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
-from edge.budget.quota import Quota, Quotas
+from edge.budget.limits import Changes, limits_of, of_the_operator, set_limits
+from edge.budget.overview import Held, held_to
+from edge.budget.pace import Pace
+from edge.budget.quota import Quota, Quotas, stored_budget
+from edge.budget.target import Target
 from edge.budget.whatif import WhatIf, what_if_recorded
-from edge.cloud.client import CoordinatorLink
+from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
@@ -153,7 +157,9 @@ class Agent:
         jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
         client, curriculum = components.client, components.curriculum
         self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter)
-        switch, dials = CloudSwitch(state, settings.answers.switched_off), Dials(state, settings.dial_rate, clock)
+        self.pace = None if settings.price == "calls" else Pace(settings.price, state, self._known_budget, clock)
+        switch = CloudSwitch(state, settings.answers.switched_off)
+        dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)
         quotas = Quotas(state, self.link.known_budget, self.link.why_away, dials, switch)
         self._end_of_call = partial(end_of_call, self.link.client)
         self.access = CloudAccess(switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock))
@@ -186,6 +192,28 @@ class Agent:
     def request_stop(self) -> None:
         """Ask learning to end after the step's current safe point; may be called from a signal handler."""
         self._stop.ask()
+
+    async def set_limits(self, changes: Changes | None) -> None:
+        """Set hard limits of this device's own ledger, from now on and over restarts (None: the configuration's hold again).
+
+        Raises UsageError where another coordinator rules, CoordinatorUnavailable where the limit is kept and not in force yet.
+        """
+        if not self.link.embedded:
+            raise of_the_operator(self.components.coordinator_name)
+        set_limits(self.components.state, changes)
+        await self.link.hold_to(limits_of(self.components.state, self._settings.limits).to_coordinator())
+
+    @property
+    def held(self) -> Held:
+        """What asking the cloud is held to."""
+        state, settings, curriculum = self.components.state, self._settings, self.components.curriculum
+        limits = limits_of(state, settings.limits) if self.link.embedded else None
+        budget, rate = (self.pace.budget(), self.pace.rate()) if self.pace else (None, None)
+        dial = self.access.dials.of(self.budgets.serving_task)
+        chosen = dial.target_rate if rate is None or self.access.dials.is_set or dial.own else None
+        terms = state.terms(curriculum.present_task)
+        learning = terms.target_rate if terms else curriculum.phase_rate(state.position().phase)
+        return held_to(limits, settings.cloud_name, Target(budget, rate, chosen, learning), self.components.clock.now())
 
     def status(self) -> AgentStatus:
         """A snapshot for a screen; asks nobody."""
@@ -267,7 +295,8 @@ class Agent:
     def _learning(self, settings: AgentSettings) -> Learning:
         components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
         state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
-        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, self._end_of_call)
+        share = {"share": self.pace.learning_limits} if self.pace else {}
+        daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, self._end_of_call, **share)
         reporter = StepReporter(
             client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
         )
@@ -276,7 +305,7 @@ class Agent:
             components=components,
             link=self.link,
             adapter=adapter,
-            session=TrainingSession(components, settings, adapter, reporter, calls, closing),
+            session=TrainingSession(components, settings, adapter, reporter, calls, closing, self.pace),
             reporter=reporter,
             readiness=Readiness(self.precedence, components.conditions, disk_space, state, sink, clock),
             disk_space=disk_space,
@@ -286,6 +315,11 @@ class Agent:
             closing=closing,
             finish_cut_step=self._finish_cut_step,
         )
+
+    def _known_budget(self) -> KnownBudget | None:
+        """The budget as it was reported last, now or before a restart."""
+        task = self.components.curriculum.present_task
+        return self.link.known_budget(task) or stored_budget(self.components.state, task)
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""

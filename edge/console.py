@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
 from edge.core.events import Event, EventSink, JsonLinesSink
-from edge.core.formatting import counted, dollars, duration, percent, shown, visible
+from edge.core.formatting import counted, duration, money, percent, shown, visible
 from edge.state.events import (
     AnswerFinished,
     EvalProgress,
@@ -292,7 +292,7 @@ def what_lines_say() -> str:
     """What the numbers of progress lines are taken over."""
     return (
         f"each line: shares and speed are means of the last {_WINDOW} steps of the phase (of fewer at first), "
-        "calls and dollars are totals of the run"
+        "calls and spend are totals of the run"
     )
 
 
@@ -361,7 +361,7 @@ def spoken(event: Event) -> str:
             adapter = f"adapter {event.adapter_version}, " if event.adapter_version else ""
             line = (
                 f"{ended} after step {event.steps_done} in {duration(event.seconds)}: {adapter}"
-                f"{event.total_cloud_calls} cloud calls, {dollars(event.total_spend_uusd)}"
+                f"{event.total_cloud_calls} cloud calls, {money(event.total_spend_uusd)}"
             )
     return visible(line)
 
@@ -382,7 +382,7 @@ def accuracy(view: ProgressView) -> str:
 
 def cloud(view: ProgressView) -> str:
     """Calls and money so far."""
-    spent = f"{counted(view.last.cloud.total_cloud_calls, 'call')}, {dollars(view.last.cloud.total_spend_uusd)}"
+    spent = f"{counted(view.last.cloud.total_cloud_calls, 'call')}, {money(view.last.cloud.total_spend_uusd)}"
     return spent + (" (offline)" if view.last.control.offline else "")
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
-from edge.answering.ask_cloud import CloudQuestions, why_not
+from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
 from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces
 from edge.budget.access import CloudAccess
 from edge.budget.dial import HelpDial, Setting
@@ -19,6 +19,7 @@ from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
 from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo
+from edge.rpc.client import question_chars
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 
 
@@ -144,6 +145,7 @@ class Answerer:
             sampling=request.wishes.granted(sampling),
             began_at=self._clock.now(),
             began=self._clock.monotonic(),
+            question_chars=question_chars(conversation_for_the_cloud(request.messages, settings.cloud_prompt_form)),
         )
 
     def _answered(self, draft: Draft) -> Pieces:

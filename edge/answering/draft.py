@@ -102,6 +102,7 @@ class Draft:
     cloud_s: float | None = None
     first_token_s: float | None = None
     might_ask: bool = False
+    question_chars: int = 0
 
     @property
     def overridden(self) -> DialOverride:
@@ -218,6 +219,7 @@ class AnswerRecorder:
             cached=draft.completion is not None and draft.completion.cached,
             might_ask=draft.might_ask,
             cloud_output_tokens=usage.output_tokens if usage else 0,
+            question_chars=draft.question_chars,
         )
 
 

@@ -104,7 +104,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             open_backend=lambda: open_backend(config, path, worker.get(), weights, serves_only=gated),
             open_learner=trainer.open,
             client=egress_client(config, registry, address, state, clock),
-            coordinator=build_embedded(config, state.folder, sink, clock),
+            coordinator=build_embedded(config, state, sink, clock),
             coordinator_name=config.coordinator.address or "embedded",
             verifier=build_verifier(config),
             policy=policy,

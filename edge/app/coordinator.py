@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge.app.settings import configured_limits
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
 
@@ -58,17 +59,19 @@ def build_credentials(config: AgentConfig) -> ClientCredentials:
     return ClientCredentials(tls, token)
 
 
-def build_embedded(config: AgentConfig, folder: Path, sink: EventSink, clock: Clock) -> EmbeddedCoordinator | None:
-    """The coordinator this agent starts for itself, or None when it has an address to go to."""
+def build_embedded(config: AgentConfig, state: StateFolder, sink: EventSink, clock: Clock) -> EmbeddedCoordinator | None:
+    """The coordinator this agent starts for itself, with the limits that were set over the configuration's; None when it has an address
+    to go to."""
     if config.coordinator.address is not None:
         return None
+    from edge.budget.limits import limits_of
     from edge.cloud.embedded import EmbeddedCoordinator, embedded_settings
     from edge.rpc.health import is_serving
 
-    address = coordinator_address(config, folder)
+    address, limits = coordinator_address(config, state.folder), limits_of(state, configured_limits(config))
     return EmbeddedCoordinator(
-        folder / "coordinator",
-        embedded_settings(config),
+        state.folder / "coordinator",
+        {**embedded_settings(config), "budgets": {"device": limits.to_coordinator()}},
         lambda: is_serving(address),
         sink,
         clock,

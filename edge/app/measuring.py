@@ -179,7 +179,7 @@ async def _cloud_answers(
         return ReplayedAnswers(plan.replay), ""
     registry = build_registry(config)
     state = stack.enter_context(StateFolder(state_folder(config)))
-    if (embedded := build_embedded(config, state.folder, sink, clock)) is not None:
+    if (embedded := build_embedded(config, state, sink, clock)) is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()
     client = egress_client(config, registry, coordinator_address(config, state.folder), state, clock)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.errors import ConfigError
+from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.machine import machine_facts
 
 if TYPE_CHECKING:
+    from edge.budget.limits import BudgetLimits
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
     from edge.privacy.registry import Registry
@@ -213,14 +215,17 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
         recheck_every=config.gate.recheck_every,
+        price=learning.price,
+        limits=configured_limits(config),
+        cloud_name=cloud_name(config),
     )
 
 
 def evaluation_price(learning: LearningConfig) -> float | None:
     """The price that prompts of evaluations state; where learning states prices and none is set, the middle one."""
-    if learning.price is None and learning.price_levels:
+    if learning.stated_price is None and learning.price_levels:
         return sorted(learning.price_levels)[len(learning.price_levels) // 2]
-    return learning.price
+    return learning.stated_price
 
 
 def learning_method(learning: LearningConfig) -> Method:
@@ -254,6 +259,20 @@ def gate_rules(config: AgentConfig) -> GateRules | None:
         max_refusals=gate.max_refusals,
         keep=gate.keep,
     )
+
+
+def configured_limits(config: AgentConfig) -> BudgetLimits:
+    """The hard limits of the configuration."""
+    from edge.budget.limits import BudgetLimits
+
+    budget = config.budget
+    return BudgetLimits(budget.calls_limit, budget.tokens_limit, budget.spend_limit_uusd, budget.period)
+
+
+def cloud_name(config: AgentConfig) -> str:
+    """What the cloud is called where money is shown: the bundled one charges nothing; "" for every other."""
+    bundled = config.coordinator.address is None and config.coordinator.embedded.upstream == "bundled"
+    return PRACTICE_CLOUD if bundled else ""
 
 
 def cloud_prompt_form(config: AgentConfig) -> str:

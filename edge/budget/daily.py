@@ -15,13 +15,14 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import NEVER_ARRIVED, EndOf, UnconfirmedCalls
 from edge.core.clock import Clock, day_began, local_day
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
-from edge.rpc.client import CloudCall, CloudCompletion
+from edge.core.formatting import money
+from edge.rpc.client import CloudCall, CloudCompletion, question_chars
 from edge.state.folder import StateFolder
 
 
@@ -31,6 +32,12 @@ class DailyLimits:
 
     calls: int | None = None
     spend_uusd: int | None = None
+    tokens: int | None = None
+
+    def within(self, other: DailyLimits) -> DailyLimits:
+        """The smaller of both, unit by unit."""
+        pairs = ((self.calls, other.calls), (self.spend_uusd, other.spend_uusd), (self.tokens, other.tokens))
+        return DailyLimits(*(min((one for one in pair if one is not None), default=None) for pair in pairs))
 
 
 NO_LIMITS = DailyLimits()
@@ -63,14 +70,22 @@ class DailyBudget(UnconfirmedCalls):
         limits: DailyLimits,
         notice: Callable[[str], None] = lambda text: None,
         end_of: EndOf = _nobody,
+        share: Callable[[], DailyLimits] = lambda: NO_LIMITS,
     ) -> None:
-        """`notice` is given one line on each day whose budget is used up; without `end_of` a call that failed stays open."""
+        """`notice` is given one line on each day whose budget is used up; without `end_of` a call that failed stays open. `share`: what a
+        period's budget leaves to learning today, beside `limits`."""
         super().__init__(clock, end_of)
         self._notice = notice
         self._noticed_on = ""
         self._state = state
-        self.limits = limits
+        self._limits = limits
+        self._share = share
         self._paid = asyncio.Condition()
+
+    @property
+    def limits(self) -> DailyLimits:
+        """What holds now."""
+        return self._limits.within(self._share())
 
     def today(self) -> DaysUse:
         """What was used since the last midnight."""
@@ -93,8 +108,8 @@ class DailyBudget(UnconfirmedCalls):
                     raise BudgetExhausted(reason, metadata={"told": reason, "budget": "learning per day"})
                 at = self._clock.now()
                 with self._state.database as database:
-                    values = (call.call_key, local_day(at), at, call.task)
-                    database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", values)
+                    values = (call.call_key, local_day(at), at, call.task, question_chars(call.messages))
+                    database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0, ?)", values)
             self.sent(call.call_key)
 
     async def ended(self, call: CloudCall, outcome: CloudOutcome | None) -> None:
@@ -144,8 +159,10 @@ class DailyBudget(UnconfirmedCalls):
             )
 
     def _price_is_known(self) -> bool:
-        """One call at a time until one was paid, where money is limited."""
-        return self.limits.spend_uusd is None or not self._under_way or self._maximum_cost() > 0
+        """One call at a time until one was paid, where money or tokens are limited."""
+        limits = self.limits
+        limited = limits.spend_uusd is not None or limits.tokens is not None
+        return not limited or not self._under_way or self._maximum_cost("spend_uusd") > 0
 
     def _is_counted(self, call: CloudCall) -> bool:
         row = self._state.database.execute("SELECT 1 FROM learning_spend WHERE call_key = ?", (call.call_key,)).fetchone()
@@ -155,19 +172,25 @@ class DailyBudget(UnconfirmedCalls):
         today, limits = self.today(), self.limits
         if limits.calls is not None and today.calls >= limits.calls:
             return f"learning, today's calls {today.calls} of {limits.calls}"
-        if limits.spend_uusd is not None:
-            cost = self._maximum_cost()
-            if today.open_calls and not cost:
-                return f"learning, what {today.open_calls} of today's calls cost is not known yet"
-            if today.spend_uusd + (today.open_calls + 1) * cost > limits.spend_uusd or today.spend_uusd >= limits.spend_uusd:
-                left = "" if today.spend_uusd >= limits.spend_uusd else f", and a call may cost {cost}"
-                return f"learning, today's spend {today.spend_uusd} of {limits.spend_uusd} micro-USD{left}"
-        return ""
+        spend = self._amount_used_up("spend_uusd", today.spend_uusd, limits.spend_uusd, today.open_calls)
+        return spend or self._amount_used_up("tokens", today.tokens, limits.tokens, today.open_calls)
 
-    def _maximum_cost(self) -> int:
+    def _amount_used_up(self, unit: Literal["spend_uusd", "tokens"], used: int, limit: int | None, open_calls: int) -> str:
+        if limit is None:
+            return ""
+        cost, name = self._maximum_cost(unit), unit.removesuffix("_uusd")
+        if open_calls and not cost:
+            return f"learning, what {open_calls} of today's calls cost is not known yet"
+        if used + (open_calls + 1) * cost <= limit and used < limit:
+            return ""
+        amount = money if unit == "spend_uusd" else str
+        left = "" if used >= limit else f", and a call may cost {amount(cost)}"
+        return f"learning, today's {name} {amount(used)} of {amount(limit)}{left}"
+
+    def _maximum_cost(self, unit: Literal["spend_uusd", "tokens"]) -> int:
         """What a call may cost, by those of the last days; one whose time lies ahead, of a clock that was set back, is among them."""
         since = day_began(self._clock.now(), PRICE_DAYS - 1)
-        query = "SELECT coalesce(max(spend_uusd), 0) FROM learning_spend WHERE at >= ?"
+        query = f"SELECT coalesce(max({unit}), 0) FROM learning_spend WHERE at >= ?"  # noqa: S608 - of two names
         return int(self._state.database.execute(query, (since,)).fetchone()[0])
 
 

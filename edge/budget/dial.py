@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,12 +237,16 @@ class _Default:
 
 
 class Dials:
-    """Dials by task, made when they are first needed. `configured`: the rate where nobody has set one (None: no dial)."""
+    """Dials by task, made when they are first needed. `configured`: the rate where nobody has set one (None: no dial). `paced`: the rate
+    that a budget leaves, which holds in its place (None, or a rate of None: there is no such budget)."""
 
-    def __init__(self, state: StateFolder, configured: float | None, clock: Clock) -> None:
+    def __init__(
+        self, state: StateFolder, configured: float | None, clock: Clock, paced: Callable[[], float | None] | None = None
+    ) -> None:
         self._state = state
         self._clock = clock
         self._configured = check_rate(configured)
+        self._paced = paced
         self._default = _default_of(state, configured)
         self._dials = {dial.task: dial for dial in stored_dials(state, configured)}
         self._forgotten: set[str] = set()
@@ -256,7 +260,11 @@ class Dials:
             self._dials[task] = dial
             self._forgotten.discard(task)
             self._forget_the_oldest()
-        return self._dials[task]
+        dial = self._dials[task]
+        if self._paced is not None and not dial.own and self._default.set_at is None:
+            rate = self._paced()
+            dial.target_rate = self._default.target_rate if rate is None else rate
+        return dial
 
     def set(self, rate: float | None, task: str | None = None) -> None:
         """Set τ of one task, or of every task (None as the rate: the model decides alone). Raises UsageError outside [0, 1],
@@ -305,6 +313,11 @@ class Dials:
         return self._default.target_rate
 
     @property
+    def is_set(self) -> bool:
+        """Whether a person set the rate of every task."""
+        return self._default.set_at is not None
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that have a dial by now."""
         return tuple(self._dials)
@@ -324,6 +337,11 @@ def stored_dials(state: StateReader, configured: float | None) -> list[HelpDial]
 def default_rate(state: StateReader, configured: float | None) -> float | None:
     """τ of a task that has no dial yet."""
     return _default_of(state, configured).target_rate
+
+
+def is_rate_set(state: StateReader) -> bool:
+    """Whether a person set the rate of every task, over the configuration's."""
+    return _default_of(state, None).set_at is not None
 
 
 def _default_of(state: StateReader, configured: float | None) -> _Default:

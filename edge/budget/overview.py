@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
-from edge.budget.dial import DialSnapshot, HelpDial, default_rate, stored_dials
+from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
+from edge.budget.limits import BudgetLimits, limits_of
+from edge.budget.pace import Pace, PriceUnit
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
+from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
+from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
+from edge.core.periods import period_end
 from edge.state.reader import OfTask, StateReader, used_by_task
 
 _NOTHING = OfTask()
@@ -33,10 +39,35 @@ class TaskBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What asking is held to. `limits`: of this device's own ledger (None: another coordinator's operator sets them), `renews_at` when they
+    begin anew (None: never); `cloud_name`: what the cloud is called where money is shown, "" where it charges; `target` in one line."""
+
+    limits: BudgetLimits | None
+    renews_at: float | None
+    cloud_name: str
+    target: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As fields of the budgets."""
+        limits = None
+        if self.limits is not None:
+            limits = {**self.limits.to_json(), "renews_at": self.renews_at, "words": self.limits.words}
+        return {"limits": limits, "cloud_name": self.cloud_name, "target": self.target}
+
+
+def held_to(limits: BudgetLimits | None, cloud_name: str, target: Target, now: float) -> Held:
+    """What asking is held to at a time."""
+    end = math.inf if limits is None else period_end(limits.period, now)
+    return Held(limits, None if math.isinf(end) else end, cloud_name, target.words)
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All budgets. `origin`: reported by a running agent, by the coordinator, or the last known values in the state folder.
 
-    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "".
+    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "". `held`: what asking is
+    held to.
     """
 
     origin: Origin
@@ -47,6 +78,7 @@ class Overview:
     outbox: int
     unsettled_calls: int
     tasks: tuple[TaskBudget, ...]
+    held: Held
 
     @property
     def device(self) -> dict[str, Any] | None:
@@ -71,15 +103,16 @@ class Overview:
             "outbox": self.outbox,
             "unsettled_calls": self.unsettled_calls,
             "tasks": [task.to_json() for task in self.tasks],
+            **self.held.to_json(),
         }
 
 
 UNITS = {
-    "calls": ("calls_limit", "calls_left"),
-    "tokens": ("tokens_limit", "tokens_left"),
-    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd"),
+    "calls": ("calls_limit", "calls_left", "calls_period"),
+    "tokens": ("tokens_limit", "tokens_left", "tokens_period"),
+    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd", "spend_period"),
 }
-"""What is counted, with the fields of its limit and of what is left."""
+"""What is counted, with the fields of its limit, of what is left and of the limit's period."""
 
 
 def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
@@ -90,7 +123,7 @@ def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
     return len({(getattr(quota, unit), getattr(quota, limit)) for quota in known}) == 1
 
 
-async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader) -> Overview:
+async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader, held: Held) -> Overview:
     """Of a running agent; asks the coordinator for what it has not reported by itself."""
     for task in budgets.tasks if link.client.online else ():
         if not link.follows(task):
@@ -106,16 +139,22 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         outbox=len(state.unreported()),
         unsettled_calls=len(budgets.unconfirmed.waiting()),
         tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
+        held=held,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
-    """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not)."""
+    """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not), the
+    limits of this device's own ledger (None: it has none), what the cloud is called, what λ acts on, and τ of learning."""
 
     dial_rate: float | None
     serving_task: str
     switched_off: str
+    limits: BudgetLimits | None = None
+    cloud_name: str = ""
+    price: PriceUnit = "calls"
+    learning_rate: float | None = None
 
 
 def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...]:
@@ -126,7 +165,21 @@ def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...
     return tuple(dict.fromkeys([*named, *known, *dials]))
 
 
-def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget]) -> Overview:
+def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> Held:
+    """What asking is held to, from a state folder."""
+    limits = None if settings.limits is None else limits_of(state, settings.limits)
+    task = settings.serving_task or next(iter(stored_tasks(state, settings)), "")
+    budget, rate = None, None
+    if settings.price != "calls":
+        pace = Pace(settings.price, state, lambda: stored_budget(state, task), clock)
+        budget, rate = pace.budget(), pace.rate()
+    dial = default_rate(state, settings.dial_rate) if rate is None or is_rate_set(state) else None
+    terms = state.terms(task)
+    target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
+    return held_to(limits, settings.cloud_name, target, clock.now())
+
+
+def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
     """Of a state folder without an agent, or beside one that cannot be spoken to; `reported` by the coordinator now, by task."""
     dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
@@ -149,9 +202,17 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
         outbox=len(state.unreported()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
         tasks=tuple(of(task) for task in tasks),
+        held=stored_held(state, settings, clock),
     )
 
 
-def nothing_stored(settings: StoredSettings) -> Overview:
+def nothing_held(settings: StoredSettings, now: float) -> Held:
+    """What asking is held to where nothing has happened yet."""
+    target = Target(None, None, settings.dial_rate, settings.learning_rate)
+    return held_to(settings.limits, settings.cloud_name, target, now)
+
+
+def nothing_stored(settings: StoredSettings, now: float) -> Overview:
     """Of a folder in which nothing has happened yet."""
-    return Overview("stored", settings.serving_task, settings.dial_rate, False, settings.switched_off, 0, 0, ())
+    held = nothing_held(settings, now)
+    return Overview("stored", settings.serving_task, settings.dial_rate, False, settings.switched_off, 0, 0, (), held)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from edge.budget.dial import Dials, DialSnapshot
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
-from edge.core.formatting import dollars
+from edge.core.formatting import money
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
@@ -31,6 +31,7 @@ class Quota:
 
     `target_rate` is the dial's τ (None: the model decides alone), `realised_rate` the share of the last answers that asked; `dual` λ, spend
     in micro-USD; `as_of` when the coordinator reported it, in seconds since the epoch. `line` is for people.
+    `*_period`: what a limit holds for ("": there is none).
     """
 
     task: str
@@ -49,6 +50,9 @@ class Quota:
     realised_rate: float | None
     dual: float | None
     as_of: float | None
+    calls_period: str = ""
+    tokens_period: str = ""
+    spend_period: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -92,6 +96,9 @@ def quota_of(
         realised_rate=dial.realised_rate if dial else None,
         dual=budget.dual if budget else dual,
         as_of=known.as_of if known else None,
+        calls_period=budget.calls_period if budget else "",
+        tokens_period=budget.tokens_period if budget else "",
+        spend_period=budget.spend_period if budget else "",
     )
 
 
@@ -118,11 +125,11 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot |
         return f"offline ({now.away}); {_HERE}"
     if state == "unknown" or budget is None:
         return f"used up ({now.refused}); {_HERE}" if state == "used_up" else "the coordinator has not reported the budget yet"
-    calls, spent = budget.calls, dollars(budget.spend_uusd)
+    calls, spent = budget.calls, money(budget.spend_uusd)
     parts = [
         {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, ""),
         f"{calls} calls, no limit" if budget.calls_limit is None else f"{calls} of {budget.calls_limit} calls",
-        f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {dollars(budget.spend_limit_uusd)}",
+        f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {money(budget.spend_limit_uusd)}",
     ]
     if dial is not None and dial.target_rate is not None:
         asked = "" if dial.realised_rate is None else f", {100 * dial.realised_rate:.1f} % asked"

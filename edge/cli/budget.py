@@ -7,11 +7,16 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from edge.cli.options import Json, rate_of, task_label
-from edge.cli.output import print_line, print_result, visible
+from edge.app import state_folder
+from edge.budget.limits import PERIOD_WORDS
+from edge.budget.target import rate_words
+from edge.cli.options import Json, rate_or_off, task_label
+from edge.cli.output import local_time, print_line, print_result, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
-from edge.core.formatting import counted, dollars, percent
+from edge.core.errors import UsageError
+from edge.core.formatting import counted, money, percent, shown, uusd_of
+from edge.core.periods import PERIODS
 
 app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,7 +41,7 @@ def budget_set(
     json: Json = False,
 ) -> None:
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
-    target, label = rate_of(rate), task_label(task)
+    target, label = rate_or_off(rate), task_label(task)
     config = settings.config()
     known = [known["task"] for known in ask_agent(config, lambda agent: agent.budget())["tasks"]] if label else []
     budgets = ask_agent(config, lambda agent: agent.set_dial(label, target))
@@ -44,6 +49,67 @@ def budget_set(
         print_line(unknown_task_line(label, known))
     whose = f"task {label}" if label else "every task"
     print_result(budgets, [f"{whose}: {_dial_words(target)}, from the next question on"], as_json=json)
+
+
+@app.command("limit", context_settings={"ignore_unknown_options": True})  # so that -5 is reported to be no amount
+@takes("coordinator state")
+def budget_limit(
+    spend: Annotated[str | None, Option("--spend", help="Most USD, as 5 or 0.25; off: no limit.", metavar="USD")] = None,
+    calls: Annotated[str | None, Option("--calls", help="Most cloud calls; off: no limit.", metavar="N")] = None,
+    tokens: Annotated[
+        str | None, Option("--tokens", help="Most cloud tokens, input and output together; off: no limit.", metavar="N")
+    ] = None,
+    per: Annotated[
+        str | None,
+        Option("--per", help="month, week, day or hour of the calendar in UTC, or total: for good.", metavar="PERIOD"),
+    ] = None,
+    off: Annotated[bool, Option("--off", help="Take off what was set here; limits of the configuration hold again.")] = False,
+    *,
+    settings: Settings,
+    json: Json = False,
+) -> None:
+    """Set a hard limit that the cloud's bill never passes, from now on and over restarts; what is not named stays.
+
+    A limit counts what is used from the time on that its period was set first.
+    """
+    changes = limit_changes(spend, calls, tokens, per)
+    if off and changes:
+        raise UsageError("--off takes a limit off and sets none", hint="give --off alone, or leave it out")
+    if not off and not changes:
+        raise UsageError(
+            "nothing to set", hint="give --spend, --calls, --tokens or --per, or --off; budget show tells what holds"
+        )
+    config = settings.config()
+    if not (folder := state_folder(config)).exists():
+        print_line(f"{folder} is new: the limit holds for the agent that will run on it")
+    budgets = ask_agent(config, lambda agent: agent.set_limits(None if off else changes))
+    print_result(budgets, [f"limit: {_limit_words(budgets)}{_practice(budgets)}"], as_json=json)
+
+
+def limit_changes(spend: str | None, calls: str | None, tokens: str | None, per: str | None) -> dict[str, int | str | None]:
+    """The limits that options name, by their fields. Raises UsageError."""
+    changes: dict[str, int | str | None] = {}
+    for option, field, text, read in (
+        ("--spend", "spend_limit_uusd", spend, uusd_of),
+        ("--calls", "calls_limit", calls, _count_of),
+        ("--tokens", "tokens_limit", tokens, _count_of),
+    ):
+        if text is not None:
+            try:
+                changes[field] = None if text.strip().lower() == "off" else read(text)
+            except ValueError as error:
+                raise UsageError(f"{option} {error}") from error
+    if per is not None:
+        if per not in PERIODS:
+            raise UsageError(f"--per {shown(per)!r}: must be one of {', '.join(PERIODS)}")
+        changes["period"] = per
+    return changes
+
+
+def _count_of(text: str) -> int:
+    if not text.strip().isascii() or not text.strip().isdecimal() or len(text.strip()) > 15:
+        raise ValueError(f"must be a whole number, not {text!r}")
+    return int(text)
 
 
 @app.command("forget")
@@ -82,6 +148,7 @@ def budget_resume(settings: Settings, json: Json = False) -> None:
 
 _UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 """What is counted, and the field of its limit."""
+_PERIODS = {"calls": "calls_period", "tokens": "tokens_period", "spend_uusd": "spend_period"}
 _STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
 _ORIGINS = {
     "agent": "",
@@ -97,11 +164,16 @@ def unknown_task_line(task: str, known: Sequence[str]) -> str:
 
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
-    tasks, device = budgets["tasks"], budgets["device"] or {}
+    tasks, device, limits = budgets["tasks"], budgets["device"] or {}, budgets["limits"]
     shared = [unit for unit in _UNITS if unit in device]
     states = [_STATES.get(task["state"]) or f"{task['state'].replace('_', ' ')}: {task['line']}" for task in tasks]
     one_state = states[0] if shared and len(set(states)) == 1 else ""
-    lines: list[str] = []
+    lines = [f"target   {budgets['target']}"]
+    if limits is not None:
+        lines.append(f"limit    {_limit_words(budgets)}")
+    if budgets["cloud_name"]:
+        lines.append(f"cloud    {budgets['cloud_name']}")
+    lines.append("")
     if shared:
         lines += [
             "device   this device in all",
@@ -111,7 +183,7 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
         ]
     for task, state in zip(tasks, states, strict=True):
         used = task["used"]
-        spent = f"{counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {dollars(used['spend_uusd'])}"
+        spent = f"{counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {money(used['spend_uusd'])}"
         lines += [
             f"task     {task['task']}",
             *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
@@ -133,15 +205,28 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
+def _limit_words(budgets: Mapping[str, Any]) -> str:
+    limits = budgets["limits"]
+    if limits["words"] == "no limit" or limits["renews_at"] is None:
+        return str(limits["words"])
+    return f"{limits['words']}, begins anew on {local_time(limits['renews_at'])[:16]}"
+
+
+def _practice(budgets: Mapping[str, Any]) -> str:
+    return f" ({budgets['cloud_name']})" if budgets["cloud_name"] else ""
+
+
 def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
     return [f"{unit.removesuffix('_uusd'):<8} {_amount(task, unit)}" for unit in units]
 
 
 def _amount(budget: Mapping[str, Any], unit: str) -> str:
-    used, limit, words = budget[unit], budget[_UNITS[unit]], dollars if unit == "spend_uusd" else str
+    used, limit, words = budget[unit], budget[_UNITS[unit]], money if unit == "spend_uusd" else str
     if used is None:
         return "not known yet"
-    return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}"
+    period = PERIOD_WORDS.get(budget.get(_PERIODS[unit]) or "total", "")
+    of_period = "" if period == PERIOD_WORDS["total"] else f" {period}"
+    return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}{of_period}"
 
 
 def amounts(budget: Mapping[str, Any]) -> str:
@@ -150,19 +235,22 @@ def amounts(budget: Mapping[str, Any]) -> str:
 
 
 def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
-    """In short, for a conversation: what may still be spent (`budget` is None where the coordinator cannot be asked), the dial of its
-    task, and why the cloud is off where it is."""
+    """In short, for a conversation: what asking is held to, what may still be spent (`budget` is None where the coordinator cannot be
+    asked), the dial of its task, and why the cloud is off where it is."""
     budget, dial, off = value["budget"], value["dial"], value["switched_off"]
     if budget is None:
         lines = ["the coordinator cannot be reached; answers are local"]
     else:
-        lines = [f"{amounts(budget)} · learning's target {percent(budget['target_rate'])} · λ {budget['dual']:.3f}"]
+        lines = [
+            f"{amounts(budget)}{_practice(value)} · learning's target {percent(budget['target_rate'])} · λ {budget['dual']:.3f}"
+        ]
+    lines = [f"target: {value['target']}", *lines]
     lines += [] if dial is None else [f"dial: {_dial_words(dial['target_rate'])}{_realised(dial)}"]
     return lines + ([f"cloud off: {off}"] if off else [])
 
 
 def _dial_words(rate: float | None) -> str:
-    return "off, the model decides alone" if rate is None else f"{100 * rate:g} % of questions may ask"
+    return "off, the model decides alone" if rate is None else f"{rate_words(rate)} of questions may ask"
 
 
 def _realised(dial: Mapping[str, Any]) -> str:

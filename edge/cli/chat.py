@@ -178,7 +178,8 @@ class Conversation:
         status, budgets = await self._reader.control.status(), await self._reader.control.budget()
         task = self._task or budgets["serving_task"]
         dial = next((known["dial"] for known in budgets["tasks"] if known["task"] == task), None)
-        return {"budget": status.get("budget"), "dial": dial, "switched_off": budgets["switched_off"]}
+        shared = {name: budgets[name] for name in ("switched_off", "target", "cloud_name")}
+        return {"budget": status.get("budget"), "dial": dial, **shared}
 
     async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
         if not sampling:

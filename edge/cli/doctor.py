@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -32,7 +32,7 @@ from edge.cli.remote import announcement
 from edge.cli.settings import Settings, layers_line, takes
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
-from edge.core.formatting import exit_name, has_crashed
+from edge.core.formatting import PRACTICE_CLOUD, exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
 from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.machine import cpu_flags, cpu_name, usable_cores
@@ -167,7 +167,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield _check_model("model", config.model.path)
         embedded = config.coordinator.embedded
         if config.coordinator.address is None and embedded.upstream == "bundled":
-            yield _check_model("cloud model", embedded.model)
+            found = _check_model("cloud model", embedded.model)
+            yield replace(found, text=f"{found.text} ({PRACTICE_CLOUD})") if found.state == "ok" else found
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)

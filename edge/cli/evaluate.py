@@ -20,7 +20,7 @@ from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
-from edge.core.formatting import counted, dollars, duration, percent, shown
+from edge.core.formatting import counted, duration, money, percent, shown
 from edge.core.limits import MOST_ITEMS, MOST_STEPS, MOST_TOKENS
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _row(name: str, scores: Scores) -> str:
 
 def _bill(calls: int, cached: int, tokens: int, spend_uusd: int) -> str:
     stored = f" ({cached} from the cache)" if cached else ""
-    return f"{counted(calls, 'call')}{stored}, {counted(tokens, 'token')}, {dollars(spend_uusd)}"
+    return f"{counted(calls, 'call')}{stored}, {counted(tokens, 'token')}, {money(spend_uusd)}"
 
 
 def _share(value: float | None, interval: Interval | None) -> str:

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edge.answering.explain import explained
-from edge.app import build_client, coordinator_address, sound_adapter, state_folder, switched_off
+from edge.app import (
+    build_client,
+    cloud_name,
+    configured_limits,
+    coordinator_address,
+    sound_adapter,
+    state_folder,
+    switched_off,
+)
 from edge.budget.dial import Dials
-from edge.budget.overview import StoredSettings, nothing_stored, stored_overview, stored_tasks
+from edge.budget.limits import of_the_operator, set_limits
+from edge.budget.overview import StoredSettings, nothing_held, nothing_stored, stored_held, stored_overview, stored_tasks
 from edge.budget.whatif import what_if, what_if_recorded
 from edge.cloud import switch
 from edge.cloud.client import KnownBudget
@@ -111,22 +120,30 @@ class FolderAgent:
     async def budget(self) -> Mapping[str, Any]:
         """What the folder knows, and what the coordinator reports now where one can be asked."""
         config = self._config
-        settings = StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
+        settings = self._stored_settings()
         with reading(self._folder) as state:
             if state is None:
-                return nothing_stored(settings).to_json()
+                return nothing_stored(settings, self._clock.now()).to_json()
             reported: dict[str, KnownBudget] = {}
             async with present_coordinator(config, state) as client:
                 with suppress(CoordinatorError):
                     for task in stored_tasks(state, settings):
                         if client is not None:
                             reported[task] = KnownBudget(await client.get_budget(task), self._clock.now())
-            return stored_overview(state, settings, reported).to_json()
+            return stored_overview(state, settings, reported, self._clock).to_json()
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
         with self._writing() as state:
             Dials(state, self._config.budget.dial, self._clock).set(target_rate, task or None)
+        return await self.budget()
+
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Set hard limits that the next agent's own ledger begins with; a folder that nothing has used yet is made."""
+        if (address := self._config.coordinator.address) is not None:
+            raise of_the_operator(address)
+        with StateFolder(self._folder) as state:
+            set_limits(state, changes)
         return await self.budget()
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:
@@ -169,13 +186,28 @@ class FolderAgent:
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return read_activity(self._folder, since, self._clock.now())
+        settings, now = self._stored_settings(), self._clock.now()
+        with reading(self._folder) as state:
+            held = nothing_held(settings, now) if state is None else stored_held(state, settings, self._clock)
+        return {**read_activity(self._folder, since, now), "target": held.target, "cloud_name": held.cloud_name}
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
         with self._writing() as folder:
             conditions.pause_learning(folder, paused)
         return {"paused": paused, "waiting": conditions.BY_YOU if paused else ""}
+
+    def _stored_settings(self) -> StoredSettings:
+        config = self._config
+        return StoredSettings(
+            dial_rate=config.budget.dial,
+            serving_task=config.serve.task or "",
+            switched_off=switched_off(config),
+            limits=configured_limits(config) if config.coordinator.address is None else None,
+            cloud_name=cloud_name(config),
+            price=config.learning.price,
+            learning_rate=config.phases[0].target_rate if config.phases else None,
+        )
 
     @contextmanager
     def _answered(self, answer_id: str) -> Iterator[StateReader]:

@@ -15,7 +15,7 @@ from edge.cli.output import one_line, print_json, print_line, print_result
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
-from edge.core.formatting import counted, dollars, percent
+from edge.core.formatting import counted, money, percent
 from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def report_lines(report: HintReport) -> Iterator[str]:
         cost = "none right" if arm.cost_per_right is None else f"{arm.cost_per_right:.1f} {units[report.cost_unit]}"
         yield (
             f"{name:<14} {right:>7} {interval:>16} {arm.input_tokens:>9} {arm.output_tokens:>8}"
-            f" {dollars(arm.spend_uusd):>10} {cost:>15}"
+            f" {money(arm.spend_uusd):>10} {cost:>15}"
         )
     low, value, high = report.difference
     ends = f"[{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -13,11 +13,11 @@ from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
 from edge.cli.options import Json
-from edge.cli.settings import Settings, starting_lines, takes
+from edge.cli.settings import Settings, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
-from edge.core.formatting import counted, dollars, duration, percent
+from edge.core.formatting import counted, duration, money, percent
 from edge.core.limits import MOST_STEPS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(
     json: Json = False,
 ) -> int:
     """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
-    from edge.app import check_inputs, own_profile
+    from edge.app import check_inputs, cloud_name, own_profile
     from edge.learning.run_folder import RunFolder, require_same_run
 
     if eval_every is not None and not eval_limit:
@@ -68,7 +68,7 @@ def command(
         except asyncio.CancelledError:
             return INTERRUPTED
     if not json:
-        print("\n".join(summary_lines(summary, folder)), flush=True)
+        print("\n".join(summary_lines(summary, folder, cloud_name(resolved.config))), flush=True)
     return INTERRUPTED if summary["reason"] == "stopped" else 0
 
 
@@ -98,7 +98,7 @@ async def _learn(
     with open_console(SystemClock(), json_lines=json_lines) as console:
         for line in lines:
             console.say(line)
-        console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
+        console.say(starting_line(config))
         figures = LiveFigures(run_folder.folder, console.say)
         sink = FanOutSink([run_folder, figures, console.sink])
         async with build_agent(config, sink) as agent:
@@ -123,7 +123,7 @@ async def _learn(
             return run_folder.finish(agent.steps(), finished, agent.adapter.in_use())
 
 
-def summary_lines(summary: dict[str, Any], folder: Path) -> Iterator[str]:
+def summary_lines(summary: dict[str, Any], folder: Path, cloud: str = "") -> Iterator[str]:
     """The run for a person: for each phase the first steps beside the last ones, what was forgotten, what it cost."""
     for phase in summary["phases"]:
         first, last = phase["first"], phase["last"]
@@ -148,7 +148,7 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> Iterator[str]:
             f"{percent(entry['post_switch_acc'])} after the switch, forgetting rate {percent(entry['forgetting_rate'])}"
         )
     calls, tokens = counted(summary["cloud_calls"], "call"), counted(summary["cloud_tokens"], "token")
-    yield f"cloud      {calls}, {tokens}, {dollars(summary['spend_uusd'])}"
+    yield f"cloud      {calls}, {tokens}, {money(summary['spend_uusd'])}" + (f" ({cloud})" if cloud else "")
     floor = ""
     if "times_floor" in summary:
         floor = f", {summary['times_floor']:.1f} times the floor of {summary['floor_s_per_step']:.2f} s a step"

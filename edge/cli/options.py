@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import datetime
 from typing import Annotated
@@ -14,6 +13,7 @@ from edge.core.clock import day_began
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
+from edge.core.rates import rate_of
 
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 Json = Annotated[bool, Option("--json", help="JSON on stdout: one object, or one event a line.")]
@@ -63,18 +63,12 @@ def id_of(given: str) -> str:
     return bare
 
 
-def rate_of(text: str) -> float | None:
-    """`15%` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
-    word = text.strip().lower()
-    if word == "off":
-        return None
+def rate_or_off(text: str) -> float | None:
+    """`15%`, `15 %` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
     try:
-        value = float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise UsageError(f"{text!r} is no rate", hint="write a share such as 15% or 0.15, or off")
-    return value
+        return None if text.strip().lower() == "off" else rate_of(text)
+    except ValueError as error:
+        raise UsageError(f"a rate {error}", hint="off lets the model decide") from error
 
 
 def mode_of(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from edge.core.formatting import STEERING, counted, dollars
+from edge.core.formatting import PRACTICE_CLOUD, STEERING, counted, money
 from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def source_line(note: AnswerNote) -> str:
     if note.dual is not None:
         parts.append(f"λ {note.dual:.3f}")
     if note.spend_uusd:
-        parts.append(dollars(note.spend_uusd))
+        parts.append(money(note.spend_uusd))
     if note.cached:
         parts.append(_STORED)
     quota = note.quota or {}
@@ -84,6 +84,10 @@ def source_line(note: AnswerNote) -> str:
     elif note.calls_left is not None:
         parts.append(f"{counted(note.calls_left, 'call')} left")
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
+
+
+def _cloud_model(name: str) -> str:
+    return f"{name} ({PRACTICE_CLOUD})" if name == "nano-cloud" else name
 
 
 def why_lines(record: Mapping[str, Any]) -> list[str]:
@@ -98,7 +102,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         model = f", {entry['model']}" if entry["model"] else ""
         origin = "" if entry["told_by"] == "coordinator" else " (from the record)"
         note = f"; {entry['note']}" if entry["note"] else ""
-        amounts = f"{counted(entry['tokens'], 'token')}, {dollars(entry['charged_uusd'])}{model}{origin}{note}"
+        amounts = f"{counted(entry['tokens'], 'token')}, {money(entry['charged_uusd'])}{model}{origin}{note}"
         ledger = f"{entry['state'].replace('_', ' ')}, {amounts}; key {entry['call_key']}"
     shown = {
         "answer": record.get("final") or record.get("text"),
@@ -110,9 +114,9 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "calls left": number("calls_left", "no limit known"),
         "ledger": ledger,
         "quota then": (record.get("quota") or {}).get("line"),
-        "charged": dollars(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
+        "charged": money(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
         "model": record.get("model"),
-        "cloud model": record.get("cloud_model"),
+        "cloud model": _cloud_model(str(record.get("cloud_model") or "")),
         "adapter": record.get("adapter_version"),
         "verdict": None if record.get("verdict") == "none" else record.get("verdict"),
         "correction": record.get("correction"),

@@ -190,6 +190,10 @@ class RemoteAgent:
         """Turn the dial of a task, or of every one (None)."""
         return await self._ask("/api/budget", {"task": task, "target_rate": target_rate})
 
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Set hard limits of the device's own ledger."""
+        return await self._ask("/api/budget/limit", {"off": True} if changes is None else changes)
+
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Strike out a label's dial."""
         return await self._ask("/api/budget/forget", {"task": task})

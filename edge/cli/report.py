@@ -13,7 +13,7 @@ from edge.cli.output import one_line, print_json, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
-from edge.core.formatting import counted, dollars, duration, percent
+from edge.core.formatting import counted, duration, money, percent
 
 
 @takes("state")
@@ -59,6 +59,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"gained    {total['gained']}, lost {total['lost']} of {both}"
     yield f"active    {_version(now)}" + (f"; then {_version(before)}" if before != now else ", as then")
     learning = report["learning"]
+    yield f"target    {report['target']}"
     yield f"learned   {counted(learning['steps'], 'step')}, {learning['promotions']} promoted, {learning['refusals']} rejected"
     for one in learning["by_source"]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
@@ -87,8 +88,9 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
     for name, label in (("serving", "cloud"), ("learning", "")):
         cloud = report["cloud"][name]
-        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {dollars(cloud['spend_uusd'])}"
-        yield f"{label:<10}{name:<9}{spent}"
+        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {money(cloud['spend_uusd'])}"
+        practice = f" ({report['cloud_name']})" if report["cloud_name"] and label else ""
+        yield f"{label:<10}{name:<9}{spent}{practice}"
     for number, wait in enumerate(report["waits"]):
         times = "once" if wait["times"] == 1 else f"{wait['times']} times"
         yield f"{'waited' if number == 0 else '':<10}{duration(wait['seconds'])}, {times}: {one_line(wait['reason'])}"

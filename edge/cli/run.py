@@ -14,7 +14,7 @@ from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
 from edge.cli.options import Json
-from edge.cli.settings import Settings, privacy_line, starting_lines, takes
+from edge.cli.settings import Settings, privacy_line, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
@@ -80,7 +80,7 @@ async def _run(
     with open_console(SystemClock(), json_lines=json_lines, max_steps=steps) as console:
         for line in lines:
             console.say(line)
-        console.say("starting: loading the model" + ("" if config.coordinator.address else " and the embedded coordinator"))
+        console.say(starting_line(config))
         figures = LiveFigures(state_folder(config) / "figures", console.say)
         agent, stop = build_agent(config, FanOutSink([console.sink, figures]), lives_here=True), asyncio.Event()
 

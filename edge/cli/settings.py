@@ -71,8 +71,8 @@ class Settings:
         ),
     ] = None
     target_rate: Annotated[
-        float | None,
-        Option("--target-rate", min=0.0, max=1.0, help="τ: share of responses that may ask for help.", metavar="TAU"),
+        str | None,
+        Option("--target-rate", help="τ: share of responses that may ask for help, as 30% or 0.3.", metavar="TAU"),
     ] = None
     seed: Annotated[
         int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of every random choice.", metavar="N"), "learning.seed"
@@ -223,6 +223,14 @@ def layers_line(config: AgentConfig) -> str:
     if llama_offloads():
         return ""
     return f"engine.gpu_layers is {layers}, but this llama.cpp is built for the processor alone: all layers stay on it"
+
+
+def starting_line(config: AgentConfig) -> str:
+    """What is opened, and what a bundled cloud is."""
+    from edge.app import cloud_name
+
+    practice = f" ({name})" if (name := cloud_name(config)) else ""
+    return "starting: loading the model" + ("" if config.coordinator.address else f" and the embedded coordinator{practice}")
 
 
 def privacy_line(config: AgentConfig) -> str:

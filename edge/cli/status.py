@@ -13,7 +13,7 @@ from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError
-from edge.core.formatting import counted, dollars, percent
+from edge.core.formatting import counted, money, percent
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -93,15 +93,14 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     active, trained = found["adapter"]["active"], found["adapter"]["trained"]
     adapter = f"{active} is active" if active else "none is active: the bare model answers"
     yield "adapter", adapter if trained == active else f"{adapter}; training goes on from {trained}"
+    yield "target", budget["target"]
     if budget["device"]:  # what the tasks share
         yield "budget", amounts(budget["device"])
     else:
         of_tasks = " | ".join(f"{task['task']}: {amounts(task)}" for task in budget["tasks"])
         yield "budget", of_tasks or "nothing was asked or learned here yet"
     if used := found["used_today"]:
-        calls = [
-            f"{counted(used[n]['calls'], 'call')}, {dollars(used[n]['spend_uusd'])} for {n}" for n in ("serving", "learning")
-        ]
+        calls = [f"{counted(used[n]['calls'], 'call')}, {money(used[n]['spend_uusd'])} for {n}" for n in ("serving", "learning")]
         yield "today", f"{counted(used['answers'], 'answer')} · cloud: {'; '.join(calls)}"
     else:
         yield "today", "not known"
@@ -110,5 +109,6 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     elif not running:
         yield "cloud", "may be asked" + ("" if budget["origin"] == "stored" else "; the coordinator answers")
     else:
-        yield "cloud", f"reached ({cloud['coordinator']})" if cloud["online"] else f"away: {cloud['reason']}"
+        name = f", {budget['cloud_name']}" if budget["cloud_name"] else ""
+        yield "cloud", f"reached ({cloud['coordinator']}{name})" if cloud["online"] else f"away: {cloud['reason']}"
     yield "state", found["state_folder"]

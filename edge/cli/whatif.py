@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from edge.cli.options import Json, rate_of
+from edge.cli.options import Json, rate_or_off
 from edge.cli.output import columns, print_result
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
-from edge.core.formatting import dollars, percent
+from edge.core.formatting import money, percent
 
 
 @takes("state")
@@ -32,7 +32,7 @@ def command(
     if share is not None and rate is not None:
         raise UsageError("two rates", hint="give one, or --sweep for several")
     given = share if rate is None else rate
-    one = None if given is None else rate_of(given)
+    one = None if given is None else rate_or_off(given)
     rates = sorted({*([] if one is None else [one]), *(SWEEP if sweep else [])})
     if not rates:
         raise UsageError("no rate", hint="give one, as edge-agent whatif 10%, or --sweep for several")
@@ -51,9 +51,9 @@ def whatif_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _row(name: str, outlook: Mapping[str, Any]) -> tuple[str, ...]:
     spend, spends = outlook["spend_uusd"], outlook["spend_interval_uusd"]
-    spent = "not known" if spend is None else dollars(round(spend))
+    spent = "not known" if spend is None else money(round(spend))
     if spend is not None and spends is not None and spends[0] != spends[1]:
-        spent += f" ({dollars(round(spends[0]))} to {dollars(round(spends[1]))})"
+        spent += f" ({money(round(spends[0]))} to {money(round(spends[1]))})"
     share, shares = outlook["good_share"], outlook["good_interval"]
     known = share is not None and shares is not None
     good = f"{percent(share)} ({100 * shares[0]:.0f} to {100 * shares[1]:.0f})" if known else "not known"

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from edge import __version__
 from edge.core.clock import Clock
@@ -160,6 +160,18 @@ class WatchedClient:
         return completion
 
 
+_LIMIT_TRIES, _LIMIT_PAUSE_S = 100, 0.05
+
+
+def _reports(budget: BudgetSnapshot, limits: Mapping[str, Any]) -> bool:
+    """Whether a budget has these limits and their period."""
+    names = {"calls_limit": budget.calls_period, "tokens_limit": budget.tokens_period, "spend_limit_uusd": budget.spend_period}
+    return all(
+        getattr(budget, name) == limits[name] and (limits[name] is None or period == limits["window"])
+        for name, period in names.items()
+    )
+
+
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
@@ -222,6 +234,10 @@ class CoordinatorProcess(Protocol):
         """Start it and wait until it serves. Raises CoordinatorUnavailable."""
         ...
 
+    async def hold_to(self, limits: Mapping[str, Any]) -> None:
+        """Hold this device to other limits from now on, as the coordinator's configuration has those of a scope."""
+        ...
+
     async def aclose(self) -> None:
         """Stop it."""
         ...
@@ -282,6 +298,25 @@ class CoordinatorLink:
                     self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
         except CoordinatorUnavailable as error:
             self.client.lost(why_away(error))
+
+    async def hold_to(self, limits: Mapping[str, Any]) -> None:
+        """Have the embedded coordinator hold this device to other limits; when this returns, it does, or will from its next start.
+
+        Raises CoordinatorUnavailable where it runs and does not report them: they are kept and hold from its next start.
+        """
+        assert self._process is not None
+        await self._process.hold_to(limits)
+        if not self.begun:
+            return
+        for _ in range(_LIMIT_TRIES):
+            with suppress(CoordinatorUnavailable):
+                if _reports(await self.budget(), limits):
+                    return
+            await asyncio.sleep(_LIMIT_PAUSE_S)
+        raise CoordinatorUnavailable(
+            "the limit is kept, but the coordinator does not report it yet; it holds from its next start at the latest",
+            hint="edge-agent budget show tells what holds; edge-coordinator budget set on its ledger wins over it",
+        )
 
     def require_all_tasks(self) -> None:
         """Raises PermissionDenied, before the first step, where a phase may not be learned."""

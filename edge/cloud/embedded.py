@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.events import EventSink
+from edge.core.files import replacing
 from edge.core.formatting import exit_name, has_crashed
 from edge.state.events import Notice
 
@@ -71,6 +72,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
     task = {name: getattr(config.learning, name) for name in _DUAL_FIELDS}
     task |= {"step_credit_kappa": embedded.step_credit_kappa, "target_rate_from_device": True}
     limits = {name: getattr(budget, name) for name in ("calls_limit", "tokens_limit", "spend_limit_uusd")}
+    limits["window"] = budget.period
     return {
         "upstreams": {config.coordinator.model_alias: {key: value for key, value in upstream.items() if value is not None}},
         "tasks": {"*": task},
@@ -152,6 +154,15 @@ class EmbeddedCoordinator:
         with contextlib.suppress(OSError):  # a socket that still lies there, or a folder that was never made, is left alone
             _short_folder(self._folder).rmdir()
 
+    async def hold_to(self, limits: Mapping[str, Any]) -> None:
+        """Hold the device to other limits, as `budgets.device` of the coordinator's configuration has them: a child that runs reads its
+        configuration again, one that is started later begins with it."""
+        self._settings = {**self._settings, "budgets": {"device": dict(limits)}}
+        if self.pid is not None:
+            self._write_config()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGHUP)
+
     @property
     def log_file(self) -> Path:
         """What the child writes."""
@@ -213,12 +224,16 @@ class EmbeddedCoordinator:
 
     def _write_settings(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = "# Written by the agent at each start; settings belong into the agent's own configuration.\n"
-        for file in (self._config_file, self.log_file):
-            file.touch(mode=0o600)
-            file.chmod(0o600)
-        self._config_file.write_text(text + yaml.safe_dump(self._settings, sort_keys=False), encoding="utf-8")
+        self.log_file.touch(mode=0o600)
+        self.log_file.chmod(0o600)
         self.log_file.write_bytes(b"")
+        self._write_config()
+
+    def _write_config(self) -> None:
+        text = "# Written by the agent at each start; settings belong into the agent's own configuration.\n"
+        with replacing(self._config_file) as unfinished:
+            unfinished.touch(mode=0o600)
+            unfinished.write_text(text + yaml.safe_dump(self._settings, sort_keys=False), encoding="utf-8")
 
     def _last_words(self) -> str:
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
-from edge.core.formatting import dollars
+from edge.core.formatting import money
 from edge.rpc.client import CloudCall, CloudCompletion, CoordinatorClient
 
 _WHOSE = {
@@ -31,7 +31,7 @@ def what_is_used_up(error: BudgetExhausted) -> str:
         return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
     unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
-    amount = dollars if unit == "uusd" else str
+    amount = money if unit == "uusd" else str
     share = f"{amount(used)} of {amount(limit)}{'' if unit == 'uusd' else f' {unit}'}"
     aside = f", {amount(kept)} kept for other devices" if kept else ""
     short = f"; this call may need {amount(needed)}" if used + kept < limit else ""

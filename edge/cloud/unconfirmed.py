@@ -18,7 +18,7 @@ from edge.cloud.client import LOST_REASONS
 from edge.core.clock import Clock
 from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld
 from edge.core.events import EventSink
-from edge.core.formatting import dollars
+from edge.core.formatting import money
 from edge.rpc.client import CallProgress, CoordinatorClient
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice
@@ -159,7 +159,7 @@ class AnswerCalls(UnconfirmedCalls):
             record = json.loads(begun)
         self._state.put_request(request_id, at, {**record, **end}, beside=lambda: self.confirm(key))
         if end["charged_uusd"]:
-            text = f"the cloud call of answer {request_id}, whose reply was lost, cost {dollars(end['charged_uusd'])}"
+            text = f"the cloud call of answer {request_id}, whose reply was lost, cost {money(end['charged_uusd'])}"
             self._sink.emit(Notice(text, self._clock.now()))
         return True
 

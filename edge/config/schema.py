@@ -24,14 +24,10 @@ from edge.core.limits import (
     checked_rule,
     checked_term,
 )
+from edge.core.periods import Period
+from edge.core.rates import rate_of
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.prompts import MOST_PRICE, price_line
-
-
-def _share(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"must lie in [0, 1], not {value}")
-    return value
 
 
 def _in_cents(value: float) -> float:
@@ -40,12 +36,17 @@ def _in_cents(value: float) -> float:
     return value
 
 
+def _is_old_price(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 def _switch_word(value: object) -> object:
     """YAML reads a bare on or off as a truth value."""
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
-Rate = Annotated[float, AfterValidator(_share), Field(json_schema_extra={"minimum": 0.0, "maximum": 1.0})]
+Rate = Annotated[float, BeforeValidator(rate_of), Field(json_schema_extra={"minimum": 0.0, "maximum": 1.0})]
+"""Also written as 30 %."""
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 OffOrOn = Annotated[Literal["off", "on"], BeforeValidator(_switch_word)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -250,7 +251,11 @@ class LearningConfig(Section):
         [],
         description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
     )
-    price: Price | None = Field(
+    price: Literal["calls", "tokens", "spend"] = Field(
+        "calls",
+        description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
+    )
+    stated_price: Price | None = Field(
         None, description="Price of help that prompts of evaluations state (null: the middle one of price_levels, if any)."
     )
     cloud_samples: OffOrOn = Field(
@@ -268,6 +273,15 @@ class LearningConfig(Section):
         """How λ moves."""
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _price_of_older_versions(cls, data: object) -> object:
+        """`price` was a number, or null, before it named what λ acts on: it is stated_price today."""
+        if not isinstance(data, dict) or not _is_old_price(data.get("price", "")):
+            return data
+        stated = data["price"] if data.get("stated_price") is None else data["stated_price"]
+        return {**data, "price": "calls", "stated_price": stated}
+
     @model_validator(mode="after")
     def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
@@ -278,6 +292,7 @@ class LearningConfig(Section):
             "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
             f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
+            f"price {self.price}": self.price != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":
@@ -577,12 +592,17 @@ class ProgramsConfig(Section):
 class BudgetConfig(Section):
     """Hard limits of the embedded coordinator's ledger, and the dial.
 
-    The limits hold for good and never start anew, but for those of a day: when learning has used them up, it goes on without the cloud.
+    What `edge-agent budget limit` says wins over the limits and the period here. When learning has used its limits of a day up, it goes on
+    without the cloud.
     """
 
     calls_limit: int | None = Field(None, ge=0, description="Most calls (null: no limit).")
     tokens_limit: int | None = Field(None, ge=0, description="Most tokens, input and output together (null: no limit).")
     spend_limit_uusd: int | None = Field(None, ge=0, description="Most spend, in micro-USD (null: no limit).")
+    period: Period = Field(
+        "total",
+        description="How long an amount counts: until the calendar's next hour, day, week or month begins (UTC), or for good.",
+    )
     dial: Rate | None = Field(
         None,
         description="Share of people's questions that may ask, at once and without retraining (null: the model decides alone).",

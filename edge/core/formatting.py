@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 
@@ -34,11 +35,25 @@ def data_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def dollars(uusd: int) -> str:
-    """Micro-USD as dollars, with as many digits as small sums need."""
-    return f"${uusd / 1e6:.2f}" if uusd >= 1_000_000 else f"${uusd / 1e6:.6f}".rstrip("0").ljust(5, "0")
+def money(uusd: float) -> str:
+    """Micro-USD in USD with as many digits as matter: `12.30 USD`, `0.42 USD`, `0.000012 USD`; below 1 USD three of them."""
+    size = abs(uusd) / 1e6
+    digits = 2 if size >= 1.0 or size == 0.0 else max(2, 2 - math.floor(math.log10(size)))
+    whole, _, rest = f"{uusd / 1e6:,.{digits}f}".partition(".")
+    return f"{whole}.{rest.rstrip('0').ljust(2, '0')} USD"
 
 
+def uusd_of(text: str) -> int:
+    """`5`, `5 USD`, `$5`, `0.000012` as micro-USD. Raises ValueError for anything else, and for more than six decimals."""
+    word = text.strip().removeprefix("$").upper().removesuffix("USD").strip()
+    whole, _, rest = word.partition(".")
+    if not (whole + rest).isascii() or not (whole + rest).isdecimal() or len(rest) > 6 or len(whole) > 9:
+        raise ValueError(f"must be an amount of USD such as 5 or 0.25, not {text!r}")
+    return int(whole or "0") * 1_000_000 + int(rest.ljust(6, "0") or "0")
+
+
+PRACTICE_CLOUD = "practice cloud, nothing is charged"
+"""What the bundled cloud model is called wherever money is shown."""
 _MOST_CHARS = 80
 
 

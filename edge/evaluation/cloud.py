@@ -18,7 +18,7 @@ from edge.config.schema import CoordinatorConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 from edge.core.events import EventSink
-from edge.core.formatting import counted
+from edge.core.formatting import PRACTICE_CLOUD, counted, money
 from edge.core.types import TokenUsage
 from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
@@ -121,12 +121,13 @@ async def announce_cost(
 
 
 def cost_line(items: int, config: CoordinatorConfig) -> str:
-    """E.g. `asking the cloud LLM for all 400 items: at most 400 calls and 204800 output tokens, $0.31 for these`."""
+    """E.g. `asking the cloud LLM for all 400 items: at most 400 calls and 204800 output tokens, at most 0.31 USD for these`."""
     tokens = items * config.max_output_tokens
     price = config.embedded.price_out_uusd_per_mtok if config.address is None else None
-    money = "" if price is None else f", at most ${tokens * price / 1e12:.2f} for these"
+    cost = "" if price is None else f", at most {money(tokens * price / 1e6)} for these"
+    cost += f" ({PRACTICE_CLOUD})" if config.address is None and config.embedded.upstream == "bundled" else ""
     which = "one item" if items == 1 else f"all {items} items"
-    return f"asking the cloud LLM for {which}: at most {counted(items, 'call')} and {counted(tokens, 'output token')}{money}"
+    return f"asking the cloud LLM for {which}: at most {counted(items, 'call')} and {counted(tokens, 'output token')}{cost}"
 
 
 def budget_line(task: str, items: int, budget: BudgetSnapshot) -> str:
@@ -141,5 +142,5 @@ def budget_line(task: str, items: int, budget: BudgetSnapshot) -> str:
 def _limits(budget: BudgetSnapshot) -> Iterator[tuple[str, str, str | None]]:
     yield "calls", str(budget.calls), None if budget.calls_limit is None else str(budget.calls_limit)
     yield "tokens", str(budget.tokens), None if budget.tokens_limit is None else str(budget.tokens_limit)
-    money = budget.spend_limit_uusd
-    yield "spend", f"${budget.spend_uusd / 1e6:.4f}", None if money is None else f"${money / 1e6:.4f}"
+    limit = budget.spend_limit_uusd
+    yield "spend", money(budget.spend_uusd), None if limit is None else money(limit)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
+from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits
+from edge.budget.pace import PriceUnit
 from edge.cloud.client import CoordinatorProcess
 from edge.core.clock import Clock
 from edge.core.events import EventSink
@@ -77,6 +79,12 @@ class AgentSettings:
     """Steps after which the version that serves is examined again; with a gate only. None: never."""
     dial_in_loop: bool = False
     """Rollouts have a help bias that holds their assist rate at τ."""
+    limits: BudgetLimits = NO_BUDGET_LIMITS
+    """The hard limits of the configuration, of a coordinator of one's own."""
+    cloud_name: str = ""
+    """What the cloud is called where money is shown, "" where it charges."""
+    price: PriceUnit = "calls"
+    """What λ acts on; of tokens and spend, a budget that renews sets τ."""
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:

@@ -79,7 +79,8 @@ class Method(Protocol):
 class DaGrpo:
     """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5).
 
-    Where a prompt states a λ of its own, that one holds for its group. A cloud answer that joined its group is one more sample, with the
+    Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. Where a prompt states a λ of its own,
+    that one holds for its group. A cloud answer that joined its group is one more sample, with the
     group as its baseline (edge.dagrpo.advantages.outside_advantage).
     """
 
@@ -90,7 +91,7 @@ class DaGrpo:
     def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """Dual advantages of every usable group."""
         usable = usable_groups(groups)
-        duals = [dual if group.prompt_dual is None else group.prompt_dual for group in usable]
+        duals = [dual * group.cost_weight if group.prompt_dual is None else group.prompt_dual for group in usable]
         unscaled = [dual_advantages(*_rewards_and_costs(group), own) for group, own in zip(usable, duals, strict=True)]
         return [
             GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), _cloud_advantage(group, own))

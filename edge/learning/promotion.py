@@ -166,11 +166,11 @@ class PromotionGate:
         ancestors = islice(self.state.ancestors(base), _LOOKED_BACK * self.rules.rate_window)
         led_here = (step for step in map(self.state.step_at, ancestors) if step is not None)
         same = (step for step in led_here if (step.phase, step.source) == (event.phase, event.source))
-        rates = [step.control.assist_rate for step in islice(same, self.rules.rate_window - 1)]
+        rates = [step.control.held_rate for step in islice(same, self.rules.rate_window - 1)]
         before = memory.rates.get(event.task)
         if before is None:
-            before = (self.state.first_step(event.phase, event.source) or event).control.assist_rate
-        return RateScore(event.control.target_rate, mean([event.control.assist_rate, *rates]), before)
+            before = (self.state.first_step(event.phase, event.source) or event).control.held_rate
+        return RateScore(event.control.target_rate, mean([event.control.held_rate, *rates]), before)
 
 
 def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:

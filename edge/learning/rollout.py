@@ -17,6 +17,8 @@ from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Demonstration, LocalResponse, Sampling, TaskItem
+from edge.dagrpo.advantages import mean
+from edge.dagrpo.costs import CallCost, weighted_rate
 from edge.dagrpo.demonstrations import demonstration, with_words_left_out
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import check_format
@@ -36,7 +38,7 @@ from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
 from edge.routing.policy import OffloadPolicy
-from edge.rpc.client import CloudCall, CloudCompletion, StepUnits
+from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.verifier import Verifier
 
@@ -47,8 +49,8 @@ class Batch:
 
     `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
     items whose questions must not leave this device; requests for help with them are masked, too. `help_bias`: nats on every decision to
-    ask; it belongs to the policy that is sampled from, and that learns. `demonstrates`: given answers are learned from where no response
-    is right.
+    ask; it belongs to the policy that is sampled from, and that learns. `demonstrates`: given answers are learned from where few
+    responses are right. `call_cost`: what a call costs where λ acts on tokens or money (None: each call counts the same).
     """
 
     step: int
@@ -59,12 +61,23 @@ class Batch:
     stay_here: frozenset[str] = frozenset()
     help_bias: float = 0.0
     demonstrates: bool = False
+    call_cost: CallCost | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan, opened: OpenStep) -> Batch:
+    def of(cls, plan: StepPlan, opened: OpenStep, call_cost: CallCost | None = None) -> Batch:
         """Of a step that is open at the coordinator, or made offline."""
         bias = opened.help_bias or 0.0
-        return cls(plan.step, plan.task, opened.task_step, plan.items, opened.offline, plan.stay_here, bias, plan.demonstrates)
+        return cls(
+            plan.step,
+            plan.task,
+            opened.task_step,
+            plan.items,
+            opened.offline,
+            plan.stay_here,
+            bias,
+            plan.demonstrates,
+            call_cost,
+        )
 
 
 class ResponseOutcome(StrEnum):
@@ -121,6 +134,7 @@ class ScoredGroup:
     `lost_uusd`: what a call cost that brought no answer (None: no such call). `prompt_dual`: the λ that the prompt states (None: none).
     `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
     `demonstration`: the given answer as a turn of the SLM, where it may be learned from.
+    `cost_weight`: w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same.
     """
 
     item: TaskItem
@@ -132,6 +146,7 @@ class ScoredGroup:
     cloud_sample: tuple[int, ...] = ()
     demonstration: Demonstration | None = None
     lost_uusd: int | None = None
+    cost_weight: float = 1.0
 
     @property
     def knows(self) -> bool:
@@ -194,12 +209,15 @@ class Rollout:
         )
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
         group = await self.backend.sample_group(prompt_messages(item, settings.prompt_form, dual), sampling, seeds)
+        weight = 1.0
+        if batch.call_cost is not None:
+            weight = batch.call_cost.weight(question_chars(cloud_messages(item, settings.cloud_prompt_form)))
         asks_G = [self._asks(item, response) for response in group.responses]
         if settings.skip_unanimous_calls and all(asks_G):  # any one reward that all of them share gives Â = 0
             uncalled = tuple(
                 ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1) for response in group.responses
             )
-            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=dual)
+            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=dual, cost_weight=weight)
         asking = [response for response, asks in zip(group.responses, asks_G, strict=True) if asks]
         outcome = await self._ask(batch, index, asking) if asking else CloudOutcome(None)
         scored = [
@@ -215,6 +233,7 @@ class Rollout:
             await self._cloud_sample(item, len(group.prompt_ids), outcome.completion),
             self.demonstration(item, batch.step, index) if batch.demonstrates else None,
             outcome.lost_uusd,
+            weight,
         )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
@@ -312,8 +331,10 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
     )
 
 
-def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False) -> StepUnits:
+def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False, by_cost: bool = False) -> StepUnits:
     """What Ĵ_c is made of: the responses, and those that validly asked; of rollouts with a help bias also how many would have without.
+
+    `by_cost`: λ acts on a rate in which each response weighs what its call is expected to cost.
 
     Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during
     an outage, and every device would come back asking for everything.
@@ -321,4 +342,19 @@ def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False) -> Ste
     responses = [scored for group in groups for scored in group.responses]
     uncalled = sum(scored.outcome in (ResponseOutcome.UNCALLED, ResponseOutcome.UNSENT) for scored in responses)
     own_rate = help_rate([scored.response.help_log_odds for scored in responses]) if with_bias else None
+    if by_cost and with_bias:
+        own = [help_rate([scored.response.help_log_odds for scored in group.responses]) for group in groups]
+        own_rate = weighted_rate(own, _weights(groups))
+    elif by_cost:
+        own_rate = cost_rate(groups)
     return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled, own_rate)
+
+
+def cost_rate(groups: Sequence[ScoredGroup]) -> float:
+    """Ĵ_w: the share of responses that validly asked, each weighted by what its call is expected to cost."""
+    asked = [mean([float(scored.asked) for scored in group.responses]) for group in groups]
+    return weighted_rate(asked, _weights(groups))
+
+
+def _weights(groups: Sequence[ScoredGroup]) -> list[float]:
+    return [group.cost_weight * len(group.responses) for group in groups]

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from edge.budget.pace import Pace
 from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.types import AdapterRef
@@ -29,7 +30,8 @@ from edge.training.learner import Learner
 class TrainingSession:
     """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet).
 
-    `cloud`: how learning asks it. With a gate learning has a second engine beside the one that serves; `closing` closes it.
+    `cloud`: how learning asks it. `pace`: what calls cost and a budget leaves (None: λ acts on calls).
+    With a gate learning has a second engine beside the one that serves; `closing` closes it.
     """
 
     components: AgentComponents
@@ -38,6 +40,7 @@ class TrainingSession:
     reporter: StepReporter
     cloud: GroupCalls
     closing: AsyncExitStack
+    pace: Pace | None = None
     version: int = field(default=-1, init=False)
     _engine: InferenceBackend | None = field(default=None, init=False)
     _learner: Learner | None = field(default=None, init=False)
@@ -102,6 +105,7 @@ class TrainingSession:
             clock=components.clock,
             switching=adapter.switching,
             gate=gate,
+            pace=self.pace,
             measure=cache(components.step_measure),
             failpoint=components.failpoint,
         )

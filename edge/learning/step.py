@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from edge.budget.pace import Pace
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.dagrpo.costs import CallCost
+from edge.dagrpo.dual import EXPLORED_RATE
 from edge.inference.backend import InferenceBackend
 from edge.learning.checkpoints import Checkpoint, Checkpoints, StepManifest
 from edge.learning.curriculum import StepPlan
@@ -35,7 +38,8 @@ class LearningStep:
 
     `backend` answers people, `rollout_backend` samples for the learner; without a gate they are one and every step's adapter is active.
     `learner` is called in every step, because going back to the bare model begins with another one. `switching` is held by whoever
-    changes the active adapter. With a `measure` of the device, steps are reported beside the least time they could take.
+    changes the active adapter. With a `measure` of the device, steps are reported beside the least time they could take. With a `pace`, λ
+    acts on what calls cost, and τ is what the budget leaves.
     """
 
     backend: InferenceBackend
@@ -51,6 +55,7 @@ class LearningStep:
     clock: Clock
     switching: asyncio.Lock
     gate: PromotionGate | None = None
+    pace: Pace | None = None
     measure: Callable[[], StepMeasure | None] = lambda: None
     failpoint: Callable[[str], None] = lambda name: None
     interruptible: bool = field(default=True, init=False)
@@ -59,10 +64,14 @@ class LearningStep:
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
         phase = self._phases(plan.step)
-        opened = await self.reporter.open(plan.task, len(plan.items), self.group_size, plan.target_rate)  # its number, λ and τ
+        opened = await self.reporter.open(
+            plan.task, len(plan.items), self.group_size, self._target_rate(plan)
+        )  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
             progress = StepProgress(plan.step, "rollout", 0, len(plan.items))
-            groups = await self.rollout.collect(Batch.of(plan, opened), lambda done: self.sink.emit(replace(progress, done=done)))
+            groups = await self.rollout.collect(
+                Batch.of(plan, opened, self._call_cost()), lambda done: self.sink.emit(replace(progress, done=done))
+            )
             self._notify(groups)
         self.interruptible = False
         try:
@@ -127,6 +136,17 @@ class LearningStep:
         known = [one for one in rehearsed if one]
         return await learner.imitate(known, most=1) if known else None
 
+    def _target_rate(self, plan: StepPlan) -> float:
+        """τ: the plan's, or what the budget leaves; asking is kept from dying out where it leaves nothing."""
+        paced = None if self.pace is None else self.pace.rate()
+        return plan.target_rate if paced is None else max(EXPLORED_RATE, paced)
+
+    def _call_cost(self) -> CallCost | None:
+        """What was known of calls when the last step was committed, so that a step that is made again weighs them the same."""
+        if self.pace is None:
+            return None
+        return next((self.pace.call_cost(last.at) for last in self.state.steps(last=1)), None)
+
     def _manifest(
         self,
         plan: StepPlan,
@@ -143,14 +163,14 @@ class LearningStep:
         own_between = plan.own and not plan.phases_done
         return StepManifest(
             opened=opened,
-            units=step_units(groups, with_bias=opened.help_bias is not None),
+            units=step_units(groups, with_bias=opened.help_bias is not None, by_cost=self.pace is not None),
             position=Position(plan.step, plan.phase, plan.phase_step),
             source=plan.source,
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
             used=plan.used,
             demonstrated=tuple(key for item, key in zip(plan.items, plan.used, strict=False) if item.id in shown),
-            draft=step_event(plan, opened, groups, *learned, seconds, before, self.measure()),
+            draft=step_event(plan, opened, groups, *learned, seconds, before, self.measure(), by_cost=self.pace is not None),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )

@@ -9,7 +9,7 @@ from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.dagrpo.metrics import Tally, tally
 from edge.learning.curriculum import StepPlan
-from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse, cost_rate
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import (
     BandShares,
@@ -38,6 +38,8 @@ def step_event(
     seconds: StepSeconds,
     before: StepFinished | None = None,
     measure: StepMeasure | None = None,
+    *,
+    by_cost: bool = False,
 ) -> StepFinished:
     """The step's event. λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed.
 
@@ -66,6 +68,7 @@ def step_event(
             offline=False,
             help_bias=opened.help_bias,
             help_gain=help_gain(groups),
+            cost_rate=cost_rate(groups) if by_cost else None,
         ),
         scores=StepScores(
             prompts=len(groups),

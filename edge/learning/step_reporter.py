@@ -138,7 +138,7 @@ class StepReporter:
             return 0.0
         gains = [control.help_gain for control in controls if control.help_gain is not None]
         last, helps = controls[-1], len(gains) < LEAST_GAINS or mean(gains) > 0.0
-        return help_bias_step(last.help_bias or 0.0, last.assist_rate, last.target_rate, helps=helps)
+        return help_bias_step(last.help_bias or 0.0, last.held_rate, last.target_rate, helps=helps)
 
     def _after_waiting(self, known: Terms) -> Terms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""

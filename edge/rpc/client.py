@@ -52,7 +52,8 @@ class StepOpened:
 class StepUnits:
     """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
 
-    `own_rate`: the share that would have asked without the rollouts' help bias (None: there was none).
+    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, with a price
+    in tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
     """
 
     total: int
@@ -75,7 +76,11 @@ class StepClosed:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSnapshot:
-    """One version of a device's budget. Limits are None where there is none; spend in micro-USD."""
+    """One version of a device's budget. Limits are None where there is none; spend in micro-USD.
+
+    `*_period`: the period of the calendar (UTC) that a limit holds for (edge.core.periods); "" where there is no limit, and from
+    coordinators of older versions.
+    """
 
     version: int
     dual: float
@@ -86,6 +91,14 @@ class BudgetSnapshot:
     tokens_limit: int | None
     spend_uusd: int
     spend_limit_uusd: int | None
+    calls_period: str = ""
+    tokens_period: str = ""
+    spend_period: str = ""
+
+
+def question_chars(messages: Sequence[Message]) -> int:
+    """The characters that a call sends: by them its cost is expected."""
+    return sum(len(message.content) for message in messages)
 
 
 @dataclass(frozen=True, slots=True)

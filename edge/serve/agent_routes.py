@@ -12,8 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import Response
 
 from edge.cloud.sent import Choice, SentKind
+from edge.core.errors import UsageError
+from edge.core.periods import Period
 from edge.serve.ports import AgentControl
 from edge.serve.schemas import (
+    AS_WRITTEN,
     DIGITS,
     Count,
     JSONAnswer,
@@ -29,6 +32,7 @@ from edge.serve.schemas import (
 from edge.state.feedback import MOST_CORRECTION_CHARS, steers
 
 _MAX_ANSWERS, _MAX_RATES = 100_000, 64
+Amount = Annotated[int, Field(ge=0, le=2**53)]
 
 
 def _plain(text: str) -> str:
@@ -48,8 +52,29 @@ class FeedbackRequest(RequestBody):
 class DialRequest(RequestBody):
     """The rate τ of a task (null or empty: of every task); the rate null takes it off."""
 
-    target_rate: Share | None
+    target_rate: Annotated[Share | None, AS_WRITTEN]
     task: TaskLabel | None = None
+
+
+class LimitRequest(RequestBody):
+    """Hard limits to set, null for none; what is left out stays. `off`: only the configuration's hold again."""
+
+    calls_limit: Amount | None = None
+    tokens_limit: Amount | None = None
+    spend_limit_uusd: Amount | None = None
+    period: Period | None = None
+    off: bool = False
+
+    @property
+    def changes(self) -> dict[str, Any] | None:
+        """What is set (None: nothing but what the configuration has). Raises UsageError where nothing, or both, is said."""
+        given = self.model_dump(exclude_unset=True, exclude={"off"})
+        if self.off == bool(given) or given.get("period", "") is None:
+            raise UsageError(
+                "a limit is set or taken off",
+                hint="give calls_limit, tokens_limit, spend_limit_uusd or period, or off: true alone",
+            )
+        return given or None
 
 
 class WhatIfRequest(RequestBody):
@@ -57,6 +82,7 @@ class WhatIfRequest(RequestBody):
 
     target_rate: Annotated[
         Share | Annotated[list[Share], Field(min_length=1, max_length=_MAX_RATES)],
+        AS_WRITTEN,
         explain(f"must be a number from 0 to 1, or a list of 1 to {_MAX_RATES} of them"),
     ]
     task: TaskLabel | None = None
@@ -238,6 +264,9 @@ class Budgets(ResponseBody):
 
     origin: str
     device: dict[str, Any] | None
+    limits: dict[str, Any] | None
+    target: str
+    cloud_name: str
     paused: bool
     tasks: list[TaskBudget]
 
@@ -361,6 +390,11 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     async def set_dial(body: DialRequest) -> Response:
         """Turn the dial of a task, or of every one; the budgets afterwards."""
         return JSONAnswer(await control.set_dial(body.task or None, body.target_rate))
+
+    @app.post("/api/budget/limit", response_model=Budgets)
+    async def set_limits(body: LimitRequest) -> Response:
+        """Set hard limits of this device's own ledger, from now on; the budgets afterwards."""
+        return JSONAnswer(await control.set_limits(body.changes))
 
     @app.post("/api/budget/forget", response_model=Budgets, responses=_NOT_FOUND)
     async def forget_task(task: _Task) -> Response:

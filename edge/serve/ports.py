@@ -139,6 +139,11 @@ class AgentControl(Protocol):
         """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
         ...
 
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Set hard limits of this device's own ledger, as fields of `BudgetLimits`; what is not named stays (None: the configuration's
+        hold again). Gives the budgets. Raises UsageError where another coordinator rules."""
+        ...
+
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Strike out a label's dial. Gives the budgets. Raises NotFound."""
         ...

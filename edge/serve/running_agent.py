@@ -93,7 +93,8 @@ class RunningAgent:
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
-        return self._agent.records.report(since)
+        held = self._agent.held
+        return {**self._agent.records.report(since), "target": held.target, "cloud_name": held.cloud_name}
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
@@ -134,11 +135,17 @@ class RunningAgent:
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
-        return (await overview(self._agent.budgets, self._agent.link, self._agent.components.state)).to_json()
+        agent = self._agent
+        return (await overview(agent.budgets, agent.link, agent.components.state, agent.held)).to_json()
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
         """Turn the dial of a task, or of every one (None)."""
         self._agent.budgets.set_dial(target_rate, task)
+        return await self.budget()
+
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Set hard limits of this device's own ledger (None: the configuration's hold again)."""
+        await self._agent.set_limits(changes)
         return await self.budget()
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
+from edge.core.rates import rate_of
 from edge.core.types import SamplingWishes
 
 MAX_TOKENS = 32_768
@@ -64,6 +65,16 @@ def _plain_number(value: Any) -> Any:
     return value
 
 
+def _as_written(value: Any) -> Any:
+    """Text is read as people write rates, also in a list."""
+    if isinstance(value, list):
+        return [_as_written(one) for one in value]
+    try:
+        return rate_of(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise field_error("", str(error)) from error
+
+
 def _refused(value: Any) -> Any:
     if value not in (None, False, [], "none", "", 0):
         raise field_error("", "not supported by this endpoint", "unsupported_parameter")
@@ -73,6 +84,8 @@ def _refused(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_encodable)]
 TaskLabel = Annotated[str, AfterValidator(_task_label), Field(description=f"{TASK_LABEL_FORM}, or empty")]
 Share = Annotated[float, Field(ge=0, le=1)]
+AS_WRITTEN = BeforeValidator(_as_written)
+"""Shares may come as text: 30 %."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -48,6 +48,7 @@ class AnswerRecord:
     unsettled (its end is not known yet), or what it turned out to be later: refunded, in_doubt, never_arrived. local_latency_s: seconds of
     local generation; cloud_latency_s: seconds of the cloud call, None without one; first_token_s: until the first text was shown. quota:
     what might still be asked when the answer was finished, see edge/agent/quota.py. cached: the cloud's answer had been paid for before.
+    question_chars: characters that a cloud call for it sends, or would have sent.
     might_ask: the model was free to ask; False where the cloud was paused or off, or only the cloud could follow what was wanted.
     """
 
@@ -90,6 +91,7 @@ class AnswerRecord:
     cached: bool = False
     might_ask: bool = True
     cloud_output_tokens: int = 0
+    question_chars: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

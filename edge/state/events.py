@@ -108,7 +108,8 @@ class StepControl:
     waits. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
 
     `own_rate`: the share that would have asked without it, which λ then acts on. `help_gain`: by how much asking raised the reward in the
-    groups where some asked and some did not (None: there were none).
+    groups where some asked and some did not (None: there were none). `cost_rate`: `assist_rate` with each response weighted by what its
+    call is expected to cost, which is then what is held at τ (None: each call counts the same).
     """
 
     assist_rate: float
@@ -119,6 +120,12 @@ class StepControl:
     help_bias: float | None = None
     own_rate: float | None = None
     help_gain: float | None = None
+    cost_rate: float | None = None
+
+    @property
+    def held_rate(self) -> float:
+        """What is held at τ: the cost-weighted rate where calls are weighted."""
+        return self.assist_rate if self.cost_rate is None else self.cost_rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,11 +115,12 @@ class StateReader:
         return [json.loads(row[0]) for row in rows]
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds, for the modules that keep a table of their own; nothing in a folder of a version without that table."""
+        """What a query finds, for the modules that keep a table of their own; nothing in a folder of a version without that table or
+        column."""
         try:
             return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
+            if "no such table" in str(error) or "no such column" in str(error):
                 return []
             raise
 

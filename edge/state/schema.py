@@ -31,6 +31,13 @@ CREATE TABLE learning_spend (
 ) STRICT;
 CREATE INDEX learning_spend_by_day ON learning_spend (day);
 """
+_OF_VERSION_5 = """
+ALTER TABLE learning_spend ADD COLUMN chars INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX requests_by_time ON requests (created_at);
+CREATE TABLE demonstrated (item TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT;
+"""
+"""How long the question of a call was, and what was asked since a time, both for the pace of a budget; how often an item's given answer
+had to be shown."""
 _EXAMS = """
 CREATE TABLE exams (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, adapter_version INTEGER NOT NULL, source TEXT NOT NULL, task TEXT NOT NULL,
@@ -52,9 +59,6 @@ CREATE TABLE waits (id INTEGER PRIMARY KEY AUTOINCREMENT, began_at REAL NOT NULL
 _DOUBTS = """
 CREATE TABLE calls_in_doubt (call_key TEXT PRIMARY KEY, request_id TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL) STRICT;
 """
-_DEMONSTRATED = """
-CREATE TABLE demonstrated (item TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT;
-"""
 _OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS + _DOUBTS
 """Tables that came with version 3; each belongs to the module that reads and writes it."""
 _SCHEMA = f"""
@@ -69,12 +73,12 @@ CREATE TABLE outbox (
     uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-{_OF_VERSION_3}{_DEMONSTRATED}"""
+{_OF_VERSION_3}{_OF_VERSION_5}"""
 _MIGRATIONS = {
     1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
     2: _OF_VERSION_3,
     3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
-    4: _DEMONSTRATED,
+    4: _OF_VERSION_5,
 }
 """From each older version to the next."""
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from edge.budget.limits import BudgetLimits
 from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.serve.ports import AnswerNote, AnswerPiece
@@ -55,6 +56,16 @@ SCRIPTED_BUDGETS: Mapping[str, Any] = {
     "outbox": 0,
     "unsettled_calls": 0,
     "tasks": [{**_TASK, "dial": _DIAL, "used": {"calls": 7, "tokens": 90, "spend_uusd": 1500}}],
+    "limits": {
+        "calls_limit": 20,
+        "tokens_limit": None,
+        "spend_limit_uusd": 2_000_000,
+        "period": "month",
+        "renews_at": 1_764_547_200.0,
+        "words": "2.00 USD and 20 calls a month",
+    },
+    "cloud_name": "practice cloud, nothing is charged",
+    "target": "30 % of questions may ask",
 }
 """The budgets of a scripted agent, in the shape of `Overview.to_json`."""
 
@@ -74,6 +85,8 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "rates": [],
     "waits": [],
     "paused": False,
+    "target": "the model decides; it learns to ask for help at 30 %",
+    "cloud_name": "",
 }
 """The report of an agent that has done nothing yet."""
 
@@ -180,6 +193,15 @@ class ScriptedControl:
         default = self.budgets["target_rate"] if task else target_rate
         self.budgets = {**self.budgets, "target_rate": default, "tasks": changed}
         return self.budgets
+
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Writes the limits into the prepared budgets (None: there are none)."""
+        limits = BudgetLimits() if changes is None else BudgetLimits(**{**self._limits(), **changes})
+        self.budgets = {**self.budgets, "limits": {**limits.to_json(), "renews_at": None, "words": limits.words}}
+        return self.budgets
+
+    def _limits(self) -> dict[str, Any]:
+        return {name: value for name, value in self.budgets["limits"].items() if name not in ("renews_at", "words")}
 
     async def forget_task(self, task: str) -> Mapping[str, Any]:
         """Takes it out of the prepared budgets. Raises NotFound."""

@@ -203,7 +203,7 @@ async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore
         await store.reserve(reserve_request(key, budgets=[terms]))
     with pytest.raises(BudgetExhausted) as refused:
         await store.reserve(reserve_request("k3", budgets=[terms]))
-    needs = {"calls": "1 call", "tokens": "300 tokens", "uusd": "900 micro-USD"}[unit]
+    needs = {"calls": "1 call", "tokens": "300 tokens", "uusd": "0.0009 USD"}[unit]
     assert str(refused.value) == f"budget fleet has no room for this call: it needs {needs}, none is left"
     metadata = dict(refused.value.metadata)
     assert metadata.pop("told").startswith("fleet ")
@@ -231,7 +231,7 @@ async def test_a_refusal_tells_what_is_needed_and_what_is_left_of_each_unit(stor
     scarce = BudgetTerms(budget_key("device", "d1"), Limits(calls=1, tokens=1, uusd=50))
     with pytest.raises(BudgetExhausted) as refused:
         await store.reserve(reserve_request(budgets=[scarce]))
-    told = "it needs 300 tokens, 1 is left; 900 micro-USD, 50 are left"
+    told = "it needs 300 tokens, 1 is left; 0.0009 USD, 0.00005 USD is left"
     assert str(refused.value) == f"budget device[device:d1] has no room for this call: {told}"
 
 

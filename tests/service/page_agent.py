@@ -15,8 +15,10 @@ from starlette.responses import JSONResponse
 from edge.agent import AgentStatus
 from edge.answering.explain import explained
 from edge.budget.dial import DialSnapshot
-from edge.budget.overview import Overview, TaskBudget
+from edge.budget.limits import BudgetLimits
+from edge.budget.overview import Overview, TaskBudget, held_to
 from edge.budget.quota import Circumstances, quota_of
+from edge.budget.target import Target
 from edge.budget.whatif import PastAnswer, what_if
 from edge.cloud.client import KnownBudget
 from edge.cloud.sent import SentEntry, SentKind, entry_json
@@ -40,6 +42,9 @@ from tests.unit.test_console import step as finished_step
 BEGAN = 1_764_000_000.0
 REASONED = ["<think>\nStep 1: 14 + 23 = 37\n", "</think>\n<answer>", "She has ", "\\boxed{37}", " apples.", "</answer>"]
 GARDEN = "questions-about-our-garden-and-the-weather"
+HELD = held_to(
+    BudgetLimits(100, 40_000, 10_000, "month"), "practice cloud, nothing is charged", Target(None, None, 0.2, None), BEGAN
+)
 MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "", "compact")
 
 
@@ -124,7 +129,7 @@ def new_agent(**more: Any) -> PageAgent:
     answers = ScriptedAnswers(REASONED, note=note("local"))
     agent = PageAgent(answers, PageControl(answers), **more)
     agent.control.state = status(0, 0)
-    agent.control.budgets = asdict(Overview("agent", "math", 0.2, False, "", 0, 0, ()))
+    agent.control.budgets = Overview("agent", "math", 0.2, False, "", 0, 0, (), HELD).to_json()
     return agent
 
 
@@ -169,7 +174,7 @@ def overview() -> Overview:
     """Three tasks: one with a dial that is set, one that the model decides, and one that is named at length."""
     known = KnownBudget(BudgetSnapshot(5, 0.481, 0.2, 31, 100, 8_450, 40_000, 4_216, 10_000), BEGAN)
     tasks = [TaskBudget(quota_of(one.task, known, one, Circumstances()), one) for one in dials()]
-    return Overview("agent", "math", 0.2, False, "", 1, 0, tuple(tasks))
+    return Overview("agent", "math", 0.2, False, "", 1, 0, tuple(tasks), HELD)
 
 
 def dials() -> list[DialSnapshot]:

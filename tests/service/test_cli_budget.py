@@ -12,7 +12,7 @@ import pytest
 
 from edge.budget.dial import MOST_OWN_DIALS
 from edge.cli import main
-from edge.cli.options import rate_of
+from edge.cli.options import rate_or_off
 from edge.cli.remote import announced
 from edge.core.errors import UsageError
 from edge.core.types import Message
@@ -57,22 +57,23 @@ async def running(world: World, used: Path) -> AsyncIterator[str]:
     ("text", "rate"), [("15%", 0.15), ("0.15", 0.15), (" 15 % ", 0.15), ("off", None), ("0", 0.0), ("100%", 1.0)]
 )
 def test_a_rate_is_read_as_people_write_it(text: str, rate: float | None) -> None:
-    assert rate_of(text) == rate
+    assert rate_or_off(text) == rate
 
 
 @pytest.mark.parametrize("text", ["15", "-1%", "nan", "inf%", "", "half", "101%"])
 def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(UsageError, match="is no rate"):
-        rate_of(text)
+    with pytest.raises(UsageError, match=r"must lie in \[0, 1\]|must be a share such as 30 %"):
+        rate_or_off(text)
 
 
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
-    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    $0.00084 (unlimited)"]
-    assert out[:7] == [*device, "state    ok", "", "task     math"]
-    assert out[7].startswith("used     12 calls, ") and out[7].endswith(", $0.00084 by this task alone")
-    assert out[8] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    0.00084 USD (unlimited)"]
+    limit = ["limit    no limit", "cloud    practice cloud, nothing is charged", ""]
+    assert out[1:11] == [*limit, *device, "state    ok", "", "task     math"] and out[0].startswith("target   the model decides")
+    assert out[11].startswith("used     12 calls, ") and out[11].endswith(", 0.00084 USD by this task alone")
+    assert out[12] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
     assert out[-1].startswith("(as last known in the state folder")
     assert not (used / "coordinator").exists()
 
@@ -122,7 +123,7 @@ def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Pat
 def test_a_folder_in_which_nothing_happened_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "none")]
     assert main(["budget", "show", *place]) == 0
-    assert capsys.readouterr().out.startswith("nothing was asked or learned here yet\ndial     off")
+    assert capsys.readouterr().out.count("nothing was asked or learned here yet\ndial     off") == 1
     assert main(["whatif", "--sweep", *place]) == 1
     assert "0 recorded answers are too few" in capsys.readouterr().err
     assert main(["whatif", *place]) == 2
@@ -178,12 +179,17 @@ async def test_a_running_agent_is_steered_through_its_endpoint(used: Path, runni
     assert code == 0 and "completed, " in out and "from the record" not in out
 
 
-BAD: list[tuple[str, Any, str]] = [
+BAD: list[tuple[str, Any, str | None]] = [
     ("/api/budget", {"target_rate": 1.5}, "target_rate"),
     ("/api/budget", {"task": "math"}, "target_rate"),
     ("/api/budget", {"target_rate": True}, "target_rate"),
     ("/api/budget", {"target_rate": 0.1, "task": 7}, "task"),
     ("/api/budget/pause", {"paused": 1}, "paused"),
+    ("/api/budget", {"target_rate": "30"}, "target_rate"),
+    ("/api/budget/limit", {"spend_limit_uusd": 0.5}, "spend_limit_uusd"),
+    ("/api/budget/limit", {"period": "fortnight"}, "period"),
+    ("/api/budget/limit", {}, None),
+    ("/api/budget/limit", {"off": True, "calls_limit": 4}, None),
     ("/api/whatif", {}, "target_rate"),
     ("/api/budget", {"target_rate": 0.1, "task": "<img src=x onerror=alert(1)>"}, "task"),
     ("/api/budget", {"target_rate": 0.1, "task": "a" * 65}, "task"),
@@ -211,6 +217,8 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
                 assert (reply.status, (await reply.json())["error"]["param"]) == (400, param)
         async with session.post(f"{running}/api/whatif", json={"target_rate": 0.1, "last": 5}) as reply:
             assert (reply.status, (await reply.json())["error"]["code"]) == (409, "too_few_answers")
+        async with session.post(f"{running}/api/budget", json={"target_rate": "30 %"}) as reply:
+            assert (reply.status, (await reply.json())["target_rate"]) == (200, 0.3)
         async with session.post(f"{running}/api/budget", json={"target_rate": None}) as reply:
             assert (reply.status, (await reply.json())["target_rate"]) == (200, None)
         async with session.get(f"{running}/api/status") as reply:
@@ -234,7 +242,7 @@ def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.Captu
     assert main(["whatif", "30%", "--target-rate", "20%", *place]) == 2
     capsys.readouterr()
     assert main(["budget", "set", "-5%", *place]) == 2
-    assert "'-5%' is no rate; write a share such as 15% or 0.15" in capsys.readouterr().err
+    assert "a rate must lie in [0, 1], not '-5%'" in capsys.readouterr().err
     assert main(["budget", "show", "--config", str(used / "none.yaml"), *place]) == 2
     assert "there is no such file" in capsys.readouterr().err
 

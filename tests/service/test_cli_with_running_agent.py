@@ -176,7 +176,7 @@ async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path
 async def test_budget_show_tells_used_and_allowed(state: Path) -> None:
     code, out, _ = await edge_agent("budget", "show", "--state", str(state))
     assert code == 0
-    assert out.splitlines()[1:4] == ["calls    7 of 20", "tokens   90 (unlimited)", "spend    $0.0015 of $2.00"]
+    assert out.splitlines()[5:8] == ["calls    7 of 20", "tokens   90 (unlimited)", "spend    0.0015 USD of 2.00 USD"]
 
 
 async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:

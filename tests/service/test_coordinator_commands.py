@@ -180,7 +180,7 @@ def test_every_command_has_help(capsys, arguments) -> None:
     ("text", "told"),
     [
         ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
-        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must be at most 1"),
+        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1], not 1.5"),
         ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),
         ("upstreams:\n  default:\n    provider: bundeld\n", "unknown provider 'bundeld'"),
         (
@@ -430,17 +430,17 @@ def test_the_ledger_and_its_lock_are_private(state) -> None:
 def test_set_limits_add_up_and_override_the_file_until_they_are_set_back(capsys, tmp_path) -> None:
     outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
     code, out, _ = outcome(capsys, "budget", "set", "device", "--spend-uusd", "900", "--window", "day", "--state", tmp_path)
-    assert (code, out) == (0, "device: 5 calls, 900 micro-USD (day)\n")
+    assert (code, out) == (0, "device: 5 calls, 0.0009 USD (day)\n")
     file = tmp_path / "c.yaml"
     file.write_text("budgets:\n  device: {tokens_limit: 7, calls_limit: 9}\n  fleet: {calls_limit: 3}\n")
     here = ("--state", tmp_path, "--config", file)
     _, out, _ = outcome(capsys, "budget", "show", *here)
-    assert "limit of device: 5 calls, 7 tokens, 900 micro-USD (day); by `budget set`: calls, spend, window\n" in out
+    assert "limit of device: 5 calls, 7 tokens, 0.0009 USD (day); by `budget set`: calls, spend, window\n" in out
     assert "limit of fleet: 3 calls (total)\n" in out
     code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "none", *here, "--json")
     assert json.loads(out)["device"]["calls_limit"] is None
     code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "config", "--window", "config", *here)
-    assert (code, out) == (0, "device: 9 calls, 7 tokens, 900 micro-USD (total)\n")
+    assert (code, out) == (0, "device: 9 calls, 7 tokens, 0.0009 USD (total)\n")
     told = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
     assert told["set"] == {"device": ["spend_limit_uusd"]}
     assert outcome(capsys, "ledger", "verify", *here)[0] == 0

@@ -75,7 +75,7 @@ async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live
         await page.until("document.getElementById('headline').textContent.includes('4 devices')")
         await page.until("document.getElementById('refusals').textContent.includes('BUDGET_EXHAUSTED')")
         await page.until("document.querySelectorAll('#tasks section').length === 2")
-        assert "whole fleet in all" in await text_of(page, "budgets") and "of $0.001" in await text_of(page, "budgets")
+        assert "whole fleet in all" in await text_of(page, "budgets") and "of 0.001 USD" in await text_of(page, "budgets")
         assert "3 of 3" in await text_of(page, "budgets")
         devices = await text_of(page, "devices")
         assert (
@@ -83,7 +83,7 @@ async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live
         )
         assert "dora" in await text_of(page, "refusals")
         await page.until(f"{LABEL}.test(document.querySelector('#tasks svg').getAttribute('aria-label'))")
-        assert "$0.00018" in await text_of(page, "spend-facts")
+        assert "0.00018 USD" in await text_of(page, "spend-facts")
         for width in (1280, 400):
             await page.open(it.serving.console_url, width)
             await page.until("document.querySelectorAll('#tasks section').length === 2")

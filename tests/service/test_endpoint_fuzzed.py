@@ -23,7 +23,7 @@ EVERY_ROUTE = {
     *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "budget")),
     *(("GET", f"/api/{name}") for name in ("sent", "sent/{entry_id}")),
     *(("POST", f"/api/{name}") for name in ("adapters/rollback", "feedback", "learning", "whatif")),
-    *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/pause")),
+    *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/limit", "budget/pause")),
 }
 TOKEN = "a-token-of-enough-letters"
 NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)

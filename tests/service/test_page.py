@@ -208,7 +208,7 @@ async def test_each_answer_says_where_it_came_from_and_why(page: Page, stage: St
     await arrive(page, url)
     await ask(page, "Mia has 14 apples and buys 23 more")
     head = await text_of(page, ".answer-head")
-    assert head.startswith(f"{source} {note(source).reason}") and "$0.000099" in head and "adapter 6" in head
+    assert head.startswith(f"{source} {note(source).reason}") and "0.000099 USD" in head and "adapter 6" in head
     assert await text_of(page, ".answer .text") == "She has 37 apples."
     await page.value("document.querySelector('.reasoning summary').focus()")
     await key(page, "Enter")
@@ -316,7 +316,7 @@ async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_i
         "Tokens left 9,000",
         "Spend left no limit known",
         "Told by the coordinator, just now",
-        "Charged $0.000099",
+        "Charged 0.000099 USD",
         "Cloud tokens 20",
         "Step 1: 14 + 23 = 37",
         "It is 37.",
@@ -464,7 +464,7 @@ async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: P
     assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.said("/api/budget") == []
     told = await text_of(page, ".whatif")
     assert told.startswith("Of the last 60 answers, 15 would have come from the cloud (really: 20).")
-    assert "They would have cost about $0.0015 (really: $0.002)." in told
+    assert "They would have cost about 0.0015 USD (really: 0.002 USD)." in told
     assert "within 0.5 s, nine in ten within 2.5 s. About " in told and told.endswith("would have been good.")
     await key(page, "Enter")
     assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": 0.25}]
@@ -499,7 +499,7 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage:
     await arrive(page, url, "budget")
     await page.until(FILLED["budget"])
     shown = await text_of(page, "#quota")
-    for part in ("enough is left", "31 of 100 used, 69 left", "8,450 of 40,000 used", "$0.004216 of $0.01 used", "λ 0.481"):
+    for part in ("enough is left", "31 of 100 used, 69 left", "8,450 of 40,000 used", "0.00422 USD of 0.01 USD used", "λ 0.481"):
         assert part in shown, part
     assert (shown.count("This device in all"), shown.count("31 of 100 used"), shown.count("Used by this task")) == (1, 1, 3)
     facts = await text_of(page, ".dial-facts")
@@ -509,7 +509,7 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage:
     assert labels[0] == "math: 18.4% asked, target 20%" and labels[1] == "code: 31% asked, the model decides"
     assert "λ 0.594" in await page.value("document.querySelector('#rate-place svg').getAttribute('aria-label')")
     spend = await page.value("document.querySelector('#spend-place svg').getAttribute('aria-label')")
-    assert "$0.000812 spent on answers, $0.003404 on learning" in spend
+    assert "0.000812 USD spent on answers, 0.0034 USD on learning" in spend
     await page.value("document.querySelector('#rate-place summary').focus()")
     await key(page, "Enter")
     await page.until("document.querySelectorAll('#rate-place tbody tr').length === 45")
@@ -608,7 +608,7 @@ async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(pa
         "9 cloud, 37 local",
         "6 good, 1 bad, 1 of them corrected",
         "math: 9 of 46 questions (19.6%, target 20%)",
-        "$0.000812 on answers, $0.003404 on learning",
+        "0.000812 USD on answers, 0.0034 USD on learning",
         "on battery: 2 times, 600 s in all",
     ):
         assert part in shown, part

@@ -46,7 +46,7 @@ def test_a_short_scenario_has_all_its_defaults(tmp_path: Path) -> None:
         ("events: [{at_h: 1, coordinator: {budgets: {fleet: {limit: 1}}}}]", "events.0.coordinator.budgets.fleet.limit"),
         (
             "coordinator: {tasks: {math: {target_rate: 2}}}",
-            "scenario.yaml:4: coordinator.tasks.math.target_rate must be at most 1.0",
+            "scenario.yaml:4: coordinator.tasks.math.target_rate must lie in [0, 1], not 2",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path
         assert "cloud" not in result.groups[0].answers
         told = dict(group_columns(result)[1])
         assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
-        assert (told["Cloud calls"], told["Spend"]) == (["0"], ["$0.00"])
+        assert (told["Cloud calls"], told["Spend"]) == (["0"], ["0.00 USD"])
 
 
 def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None:

@@ -148,8 +148,8 @@ def test_a_budget_is_kept_at_every_moment_and_a_cut_takes_nothing_back(
 
 
 def test_the_moment_a_budget_was_passed_is_told_and_one_that_is_not_in_force_holds_nothing() -> None:
-    assert found("spend <= budget", budgeted([100_000, 3_000_000], [2_000_000] * 2)) == "$3.00 of $2.00 at 0.5 h"
-    assert found("spend <= budget", budgeted([100_000, 1_000_000], [2_000_000] * 2)) == "at most $1.00 of $2.00"
+    assert found("spend <= budget", budgeted([100_000, 3_000_000], [2_000_000] * 2)) == "3.00 USD of 2.00 USD at 0.5 h"
+    assert found("spend <= budget", budgeted([100_000, 1_000_000], [2_000_000] * 2)) == "at most 1.00 USD of 2.00 USD"
     assert found("spend <= budget", budgeted([1], [None])) == "no budget of spend is in force"
     assert not holds("calls <= budget", run())
 

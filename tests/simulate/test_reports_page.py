@@ -200,7 +200,7 @@ def test_differences_are_signed_relative_and_in_points_for_shares() -> None:
     second = sample_result(groups=[group], cloud=sample_cloud([group]))
     found = {row.name: row for row in differences(first, second)}
     assert found["Went to the cloud"].difference == "+5.0 points"
-    assert found["Spend"].difference.endswith("(+100.0 %)") and found["Spend"].difference.startswith("+$")
+    assert found["Spend"].difference.endswith("(+100.0 %)") and found["Spend"].difference.startswith("+0.298 USD")
     assert found["Answers"].difference == "same"
     assert (found["Right, all answers"].second, found["Right, all answers"].difference) == ("-", "")
 
@@ -222,10 +222,10 @@ def test_a_figure_that_is_0_is_told_and_one_that_is_not_known_is_not() -> None:
         sample_group(1, "laptops"), calls=0, spend_uusd=0, assist_rate=0.0, training_assist_rate=None, lost=None
     )
     told = dict(group_columns(sample_result(groups=[idle]))[1])
-    assert (told["Cloud calls"], told["Spend"], told["Went to the cloud"]) == (["0"], ["$0.00"], ["0.0 %"])
+    assert (told["Cloud calls"], told["Spend"], told["Went to the cloud"]) == (["0"], ["0.00 USD"], ["0.0 %"])
     assert "Asked while learning" not in told and "Lost answers" not in told
     rows = {row.name: row.second for row in differences(sample_result(groups=[idle]), sample_result(groups=[idle]))}
-    assert rows["Spend"] == "$0.00"
+    assert rows["Spend"] == "0.00 USD"
 
 
 def test_one_device_is_one_device(tmp_path: Path) -> None:

@@ -386,11 +386,24 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
             state.database.execute(f"DROP TABLE {table}")
         for column in ("uncalled_units", "own_rate"):
             state.database.execute(f"ALTER TABLE outbox DROP COLUMN {column}")
+        state.database.execute("DROP INDEX requests_by_time")
         state.database.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
         state.database.execute("PRAGMA user_version = 1")
         state.database.commit()
     with StateFolder(folder) as state:
         assert state.unreported() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
+
+
+def test_a_state_folder_of_format_4_keeps_what_learning_spent(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with StateFolder(folder) as state:
+        state.database.execute("DROP INDEX requests_by_time")
+        state.database.execute("ALTER TABLE learning_spend DROP COLUMN chars")
+        state.database.execute("INSERT INTO learning_spend VALUES ('k', '2026-11-01', 5.0, 'math', 40, 60, 1)")
+        state.database.execute("PRAGMA user_version = 4")
+        state.database.commit()
+    with StateFolder(folder) as state:
+        assert state.rows("SELECT call_key, spend_uusd, chars FROM learning_spend") == [("k", 60, 0)]
 
 
 async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def put(state: StateFolder, number: int, at: float, **fields: object) -> None:
 def put_learning(state: StateFolder, number: int, at: float, spend_uusd: int, settled: int = 1) -> None:
     with state.database as database:
         values = (f"k{number}", "", at, "math", spend_uusd // 10, spend_uusd, settled)
-        database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, ?, ?, ?, 0)", values)
 
 
 def test_an_empty_folder_has_used_nothing(tmp_path: Path) -> None:

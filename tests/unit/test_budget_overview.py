@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.budget.dial import HelpDial
-from edge.budget.overview import Overview, TaskBudget
+from edge.budget.overview import Held, Overview, TaskBudget
 from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
@@ -21,7 +21,7 @@ def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int
 
 
 def overview(*tasks: TaskBudget) -> Overview:
-    return Overview("agent", "math", None, False, "", 0, 0, tasks)
+    return Overview("agent", "math", None, False, "", 0, 0, tasks, Held(None, None, "", "the model decides"))
 
 
 def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with_the_task() -> None:
@@ -29,11 +29,12 @@ def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with
     assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
     lines = budget_lines(both)
-    assert lines[:5] == [
-        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    $0.0015 (unlimited)", "state    ok",
+    assert lines[:7] == [
+        "target   the model decides", "",
+        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    0.0015 USD (unlimited)", "state    ok",
     ]  # fmt: skip
     assert [line for line in lines if "50 of" in line] == ["calls    50 of 60"]
-    assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, $0.0003 by this task alone"
+    assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, 0.0003 USD by this task alone"
     assert sum(line.startswith("state") for line in lines) == 1
 
 
@@ -43,9 +44,11 @@ def test_a_tasks_own_limit_stands_with_the_task() -> None:
         "tokens",
         "tokens_limit",
         "tokens_left",
+        "tokens_period",
         "spend_uusd",
         "spend_limit_uusd",
         "spend_left_uusd",
+        "spend_period",
         "as_of",
     }
     lines = budget_lines(own)
@@ -72,6 +75,6 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
         for number, record in enumerate([paid, paid, {**paid, "cached": True, "charged_uusd": 0}, {"task": "qa"}]):
             state.put_request(f"r{number}", float(number), record)
         with state.database as database:
-            database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1)")
-            database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0)")
+            database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
+            database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
         assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}

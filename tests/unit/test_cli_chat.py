@@ -76,6 +76,8 @@ def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Pat
 def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:
     budget = {"dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": None, "tokens": 9, "tokens_limit": 10}
     known = {**budget, "spend_uusd": 0, "spend_limit_uusd": None}
-    [line] = chat_budget_lines({"budget": known, "dial": None, "switched_off": ""})
+    shared = {"dial": None, "switched_off": "", "target": "5.00 USD a month", "cloud_name": ""}
+    target, line = chat_budget_lines({"budget": known, **shared})
+    assert target == "target: 5.00 USD a month"
     assert "\n" not in line and "calls 7 (unlimited)" in line and "tokens 9 of 10" in line
-    assert "cannot be reached" in chat_budget_lines({"budget": None, "dial": None, "switched_off": ""})[0]
+    assert "cannot be reached" in chat_budget_lines({"budget": None, **shared})[1]

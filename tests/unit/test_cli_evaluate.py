@@ -330,8 +330,8 @@ def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> No
 def test_cached_answers_are_calls_that_are_told_apart() -> None:
     items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
     lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
-    assert "cloud            2 calls (1 from the cache), 30 tokens, $0.000007" in lines
-    assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, $0.00" in "\n".join(lines)
+    assert "cloud            2 calls (1 from the cache), 30 tokens, 0.000007 USD" in lines
+    assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, 0.00 USD" in "\n".join(lines)
 
 
 def test_a_family_cannot_steer_the_terminal() -> None:
@@ -341,9 +341,9 @@ def test_a_family_cannot_steer_the_terminal() -> None:
 
 
 def test_what_asking_for_everything_costs_is_told_before() -> None:
-    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens")
+    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens (practice cloud, nothing is charged)")
     priced = CoordinatorConfig.model_validate({"embedded": {"price_out_uusd_per_mtok": 2_000_000}})
-    assert cost_line(1000, priced).endswith("at most $1.02 for these")
+    assert "at most 1.02 USD for these (practice cloud" in cost_line(1000, priced)
     budget = BudgetSnapshot(1, 0.5, 0.3, 12, 100, 900, None, 2_000, None)
     assert budget_line("math", 400, budget) == "budget of math: calls 12 of 100; not enough for 400 calls"
     free = BudgetSnapshot(1, 0.5, 0.3, 12, None, 900, None, 2_000, None)

@@ -56,7 +56,7 @@ def test_a_target_rate_outside_zero_to_one_is_refused_with_its_line(tmp_path: Pa
 
 def test_a_target_rate_flag_out_of_range_names_the_flag(tmp_path: Path) -> None:
     message = problem(tmp_path, "", flags=[Flag("phases.0.target_rate", 2.0, "--target-rate")])
-    assert message == "--target-rate: phases.0.target_rate must lie in [0, 1], not 2.0"
+    assert message == "--target-rate: phases.0.target_rate must lie in [0, 1], not 2.0; write 2 % or 0.02"
 
 
 @pytest.mark.parametrize(

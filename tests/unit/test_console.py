@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
-from edge.core.formatting import dollars, duration, percent
+from edge.core.formatting import duration, money, percent
 from edge.state.events import (
     EvalProgress,
     HeldOutScored,
@@ -124,7 +124,7 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     console.emit(step(1))
     assert stream.getvalue() == (
         "step 1/4 practice:arith, local accuracy 50.0 %, answered locally 80.0 %, right in the end 75.0 %, "
-        "asks 20.0 % (target 30.0 %), λ 0.480, 7 calls, $0.001234, 900 tokens/s, 2.0 s/step, 6 s left\n"
+        "asks 20.0 % (target 30.0 %), λ 0.480, 7 calls, 0.00123 USD, 900 tokens/s, 2.0 s/step, 6 s left\n"
     )
 
 
@@ -139,7 +139,7 @@ def test_what_the_lines_are_taken_over_is_said_once_before_the_first_where_it_is
     legend, *lines = stream.getvalue().splitlines()
     assert legend == (
         "each line: shares and speed are means of the last 10 steps of the phase (of fewer at first), "
-        "calls and dollars are totals of the run"
+        "calls and spend are totals of the run"
     )
     assert [line.split()[1] for line in lines] == ["1", "2"]
 
@@ -283,8 +283,8 @@ def test_what_a_person_should_know_is_said_at_once() -> None:
         "step skipped",
         "evaluated 9 of 9",
         "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, local accuracy 80.0 %, answered locally 70.0 %",
-        "stopped after step 3 in 1 min 01 s: 1 cloud calls, $3.00",
-        "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, $3.00",
+        "stopped after step 3 in 1 min 01 s: 1 cloud calls, 3.00 USD",
+        "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, 3.00 USD",
     ]
 
 
@@ -301,7 +301,7 @@ def test_the_live_block_shows_rate_accuracy_spend_and_time_left() -> None:
         "20.0 % of 30.0 %",
         "λ 0.480",
         "local accuracy 50.0 %",
-        "7 calls, $0.001234 (offline)",
+        "7 calls, 0.00123 USD (offline)",
         "6 s left",
     ):
         assert part in text
@@ -324,7 +324,7 @@ def test_json_is_one_event_a_line_on_stdout_and_nothing_else(capsys: pytest.Capt
 
 def test_numbers_are_written_for_people() -> None:
     assert [percent(None), percent(0.3125)] == ["-", "31.2 %"]
-    assert [dollars(0), dollars(1_500), dollars(2_500_000)] == ["$0.00", "$0.0015", "$2.50"]
+    assert [money(0), money(1_500), money(2_500_000)] == ["0.00 USD", "0.0015 USD", "2.50 USD"]
     assert [duration(59.4), duration(200), duration(7500)] == ["59 s", "3 min 20 s", "2 h 05 min"]
     assert spark((0.0, 0.5, 1.0, 2.0)) == "▁▅██"
 

@@ -245,7 +245,7 @@ async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_i
     with state.database as database:
         for number in (1, 2):
             row = (call(number).call_key, local_day(clock.now()), clock.now(), "math")
-            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0)", row)
+            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 0, 0, 0, 0)", row)
     slow = True
 
     async def end_of(key: str) -> dict[str, object]:
@@ -275,7 +275,7 @@ async def test_one_call_that_costs_more_than_a_days_limit_does_not_end_learnings
     asking = limited(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
     assert await asked(asking, [call(0)]) == [True]
     clock.advance(DAY_S)
-    told = "learning, today's spend 0 of 4000 micro-USD, and a call may cost 5000; learning goes on without the cloud"
+    told = "learning, today's spend 0.00 USD of 0.004 USD, and a call may cost 0.005 USD; learning goes on without the cloud"
     assert (await asking.ask(call(1))).reason == told
     clock.advance((PRICE_DAYS - 1) * DAY_S)
     assert await asked(asking, [call(2), call(3)]) == [True, True]

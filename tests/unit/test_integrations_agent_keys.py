@@ -17,7 +17,7 @@ from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.verl.settings import DagrpoSettings
 
 HERE = Path(__file__).resolve().parents[2] / "tools" / "integrations"
-LIMITS = {"calls_limit", "tokens_limit", "spend_limit_uusd"}
+LIMITS = {"calls_limit", "tokens_limit", "spend_limit_uusd", "period"}
 DUAL = {"dual_lr", "dual_init", "dual_scope", "dual_proportional", "dual_window", "dual_ceiling"}
 HELD_BY_VERL = {"answer_match", "updates_per_rollout", "controller"}
 """updates_per_rollout: with method da-grpo it is one or left out, wherever it runs. controller: λ alone holds the rate in any case."""
@@ -53,7 +53,8 @@ OTHER: Mapping[str, Any] = {
     "learning.enabled": False,
     "learning.when": {"on_mains": False},
     "learning.price_levels": [0, 1],
-    "learning.price": 0.5,
+    "learning.price": "spend",
+    "learning.stated_price": 0.5,
     "learning.cloud_samples": "on",
     "routing.policy": "router",
     "budget.dial": 0.2,
@@ -76,6 +77,7 @@ OTHER: Mapping[str, Any] = {
     "budget.calls_limit": 5,
     "budget.tokens_limit": 5,
     "budget.spend_limit_uusd": 5,
+    "budget.period": "month",
     "mode": "local-only",
 }
 

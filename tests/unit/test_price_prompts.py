@@ -246,7 +246,7 @@ def test_prices_that_cannot_be_learned_with_are_refused(values: dict[str, object
 
 def test_on_the_command_line_levels_are_a_list_and_an_error_is_one_line() -> None:
     config = resolve_agent_config(sets=["learning.price_levels=[0.0, 0.25, 0.5, 0.75, 1.0]", "learning.price=0.5"]).config
-    assert tuple(config.learning.price_levels) == LEVELS and config.learning.price == 0.5
+    assert tuple(config.learning.price_levels) == LEVELS and config.learning.stated_price == 0.5
     with pytest.raises(ConfigError, match="whole cents") as caught:
         resolve_agent_config(sets=["learning.price=0.005"])
     assert "\n" not in str(caught.value)

@@ -43,7 +43,7 @@ def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBu
         (budget(19), Circumstances(), "low", "little is left"),
         (budget(20), Circumstances(), "used_up", "used up; answers come from this device"),
         (budget(0, 0), Circumstances(), "used_up", "0 of 0 calls"),
-        (budget(spend_limit_uusd=1500), Circumstances(), "used_up", "$0.0015 of $0.0015"),
+        (budget(spend_limit_uusd=1500), Circumstances(), "used_up", "0.0015 USD of 0.0015 USD"),
         (budget(), Circumstances(refused="step credit"), "used_up", "used up"),
         (None, Circumstances(refused="device calls 3 of 3"), "used_up", "device calls 3 of 3"),
         (budget(), Circumstances(PAUSED, paused=True), "paused", "budget resume"),

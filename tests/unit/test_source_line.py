@@ -24,7 +24,7 @@ def line(state: str, told: str, **more: str) -> str:
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ("low", "little is left · 19 of 20 calls · $0.0021 spent"),
+        ("low", "little is left · 19 of 20 calls · 0.0021 USD spent"),
         ("used_up", f"used up; {HERE} · 20 of 20 calls"),
         ("offline", f"offline (nobody there); {HERE}"),
         ("paused", f"{PAUSED}; {HERE}"),

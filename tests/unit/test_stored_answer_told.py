@@ -15,4 +15,4 @@ def test_an_answer_from_the_coordinators_store_is_told_as_one_that_cost_nothing(
     assert "from the coordinator's store, not charged" in stored
     assert "store" not in source_line(replace(NOTE, source="cloud"))
     [charged] = [line for line in why_lines({"source": "cloud", "charged_uusd": 0, "cached": True}) if line.startswith("charged")]
-    assert charged.endswith("$0.00; from the coordinator's store, not charged")
+    assert charged.endswith("0.00 USD; from the coordinator's store, not charged")

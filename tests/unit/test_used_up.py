@@ -41,7 +41,7 @@ def refusal(**numbers: str) -> BudgetExhausted:
         ({"used": "10", "kept": "50"}, "10 of 60 calls, 50 kept for other devices"),
         (
             {"unit": "uusd,calls", "used": "1500", "limit": "2000", "needed": "900"},
-            "$0.0015 of $0.002; this call may need $0.0009",
+            "0.0015 USD of 0.002 USD; this call may need 0.0009 USD",
         ),
         ({"unit": "tokens", "used": "299", "limit": "300", "needed": "40"}, "299 of 300 tokens; this call may need 40"),
         ({"used": "many"}, "device calls 62 of 60"),

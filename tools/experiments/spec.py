@@ -65,7 +65,7 @@ class Evaluate(Section):
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
     every: int | None = Field(None, ge=1, description="Also after each multiple of so many steps.")
     prices: tuple[Price, ...] = Field(
-        (), description="Prices of help that the prompts tell, a look at each (none: one look, as learning.price says)."
+        (), description="Prices of help that the prompts tell, a look at each (none: one look, as learning.stated_price says)."
     )
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."

@@ -51,7 +51,9 @@ const soft = (text) => element("span", { class: "soft" }, text);
 const line = (...parts) => element("div", {}, ...parts);
 const percent = (share) => share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`;
 const whole = (value) => value.toLocaleString("en-US");
-const dollars = (uusd) => `$${uusd >= 1e6 ? (uusd / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : (uusd / 1e6).toFixed(6).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
+// As in the terminal (edge/core/formatting.py): below 1 USD three digits that matter.
+const digits = (usd) => usd >= 1 || usd === 0 ? 2 : Math.max(2, 2 - Math.floor(Math.log10(usd)));
+const money = (uusd) => `${(uusd / 1e6).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: digits(uusd / 1e6) })} USD`;
 const clock = (ms, seconds = true) => new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) });
 const many = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 
@@ -117,7 +119,7 @@ function showState(state) {
     [line(clock(1000 * row.at)), times > 1 ? line(soft(`${times} times`)) : ""], row.who, row.method, row.reason || row.code, row.message,
   ]), "Nothing was refused since the start.");
   const spent = state.tasks.reduce((sum, task) => sum + task.charged.uusd, 0), calls = state.tasks.reduce((sum, task) => sum + task.charged.calls, 0);
-  keep($("spend-facts"), [["Charged in all", dollars(spent)], ["Calls", whole(calls)]].flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+  keep($("spend-facts"), [["Charged in all", money(spent)], ["Calls", whole(calls)]].flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
 // Refusals that say the same are one, with how often it was said; newest first.
@@ -145,7 +147,7 @@ function showBudgets(state) {
   const window = (scope) => WINDOWS[windows[scope]] ?? "in all";
   table($("budgets"), "Budgets", ["Budget", "Calls", "Tokens", "Spend"], shown.map((row) => [
     [line(row.owner || SCOPES[row.scope]), line(soft(`${row.owner ? `${SCOPES[row.scope] ?? row.scope}, ` : ""}${window(row.scope)}`))],
-    used(row.units.calls, whole), used(row.units.tokens, whole), used(row.units.uusd, dollars),
+    used(row.units.calls, whole), used(row.units.tokens, whole), used(row.units.uusd, money),
   ]), "Nothing was spent and nothing is limited.");
 }
 
@@ -166,7 +168,7 @@ function showDevices(state) {
     const about = [device?.agent_version ? `agent ${device.agent_version}` : "", device?.disabled ? "disabled" : ""].filter(Boolean).join(", ");
     return [
       [line(name), about ? line(soft(about)) : ""], device ? ago(state.now_ms, device.last_seen_ms) : soft("not since the start"),
-      whole(sum("calls")), dollars(sum("uusd")),
+      whole(sum("calls")), money(sum("uusd")),
       tasks.map((task) => line(task.task, soft(` λ ${task.dual.toFixed(3)}, τ ${percent(task.target_rate)}, ${many(task.next_step, "step")}`))),
     ];
   }), "No device has called yet. Point one here: edge-agent run --coordinator ADDRESS");
@@ -176,7 +178,7 @@ function showUpstreams(state) {
   table($("upstreams"), "Upstreams", ["Name", "State", "Model", "Price in / out per million tokens", "Waiting"], state.upstreams.map((row) => [
     row.alias, element("span", { class: `badge ${row.breaker}` }, BREAKERS[row.breaker] ?? row.breaker),
     row.provider && row.provider !== row.alias ? [row.model, soft(` by ${row.provider}`)] : row.model,
-    row.price?.priced ? `${dollars(row.price.in_uusd_per_mtok)} / ${dollars(row.price.out_uusd_per_mtok)}` : "none, so its calls are refused",
+    row.price?.priced ? `${money(row.price.in_uusd_per_mtok)} / ${money(row.price.out_uusd_per_mtok)}` : "none, so its calls are refused",
     whole(row.waiting),
   ]), "No upstream is configured.");
 }
@@ -191,7 +193,7 @@ function showCurves(curves) {
   const spend = curves.spend.map(([at, uusd]) => ({ at_ms: Math.min(at + MINUTE_MS, shownAt ?? Infinity), uusd }));
   if (spend.length) spend.unshift({ at_ms: spend[0].at_ms - MINUTE_MS, uusd: 0 });
   const total = spend.at(-1)?.uusd ?? 0;
-  drawChart($("spend"), spend, [["spend", (point) => point.uusd]], Math.max(1, total), dollars, total ? `${dollars(total)} charged in the time shown` : "nothing was charged yet");
+  drawChart($("spend"), spend, [["spend", (point) => point.uusd]], Math.max(1, total), money, total ? `${money(total)} charged in the time shown` : "nothing was charged yet");
 }
 
 function taskCard(task) {

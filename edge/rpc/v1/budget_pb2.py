@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x64ge/rpc/v1/budget.proto\x12\x0b\x65\x64ge.rpc.v1\"\x81\x02\n\x0e\x42udgetSnapshot\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64ual\x18\x02 \x01(\x01\x12\x13\n\x0btarget_rate\x18\x03 \x01(\x01\x12\r\n\x05\x63\x61lls\x18\x04 \x01(\x04\x12\x18\n\x0b\x63\x61lls_limit\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x19\n\x0ctokens_limit\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nspend_uusd\x18\x08 \x01(\x04\x12\x1d\n\x10spend_limit_uusd\x18\t \x01(\x04H\x02\x88\x01\x01\x42\x0e\n\x0c_calls_limitB\x0f\n\r_tokens_limitB\x13\n\x11_spend_limit_uusd\" \n\x10GetBudgetRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"@\n\x11GetBudgetResponse\x12+\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"\"\n\x12WatchBudgetRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"\x80\x01\n\x13WatchBudgetResponse\x12-\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshotH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.edge.rpc.v1.BudgetHeartbeatH\x00\x42\x07\n\x05\x65vent\"\"\n\x0f\x42udgetHeartbeat\x12\x0f\n\x07version\x18\x01 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65\x64ge/rpc/v1/budget.proto\x12\x0b\x65\x64ge.rpc.v1\"\xc4\x02\n\x0e\x42udgetSnapshot\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64ual\x18\x02 \x01(\x01\x12\x13\n\x0btarget_rate\x18\x03 \x01(\x01\x12\r\n\x05\x63\x61lls\x18\x04 \x01(\x04\x12\x18\n\x0b\x63\x61lls_limit\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x19\n\x0ctokens_limit\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nspend_uusd\x18\x08 \x01(\x04\x12\x1d\n\x10spend_limit_uusd\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x14\n\x0c\x63\x61lls_period\x18\n \x01(\t\x12\x15\n\rtokens_period\x18\x0b \x01(\t\x12\x14\n\x0cspend_period\x18\x0c \x01(\tB\x0e\n\x0c_calls_limitB\x0f\n\r_tokens_limitB\x13\n\x11_spend_limit_uusd\" \n\x10GetBudgetRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"@\n\x11GetBudgetResponse\x12+\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"\"\n\x12WatchBudgetRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"\x80\x01\n\x13WatchBudgetResponse\x12-\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshotH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.edge.rpc.v1.BudgetHeartbeatH\x00\x42\x07\n\x05\x65vent\"\"\n\x0f\x42udgetHeartbeat\x12\x0f\n\x07version\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edge.rpc.v1.budget_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BUDGETSNAPSHOT']._serialized_start=42
-  _globals['_BUDGETSNAPSHOT']._serialized_end=299
-  _globals['_GETBUDGETREQUEST']._serialized_start=301
-  _globals['_GETBUDGETREQUEST']._serialized_end=333
-  _globals['_GETBUDGETRESPONSE']._serialized_start=335
-  _globals['_GETBUDGETRESPONSE']._serialized_end=399
-  _globals['_WATCHBUDGETREQUEST']._serialized_start=401
-  _globals['_WATCHBUDGETREQUEST']._serialized_end=435
-  _globals['_WATCHBUDGETRESPONSE']._serialized_start=438
-  _globals['_WATCHBUDGETRESPONSE']._serialized_end=566
-  _globals['_BUDGETHEARTBEAT']._serialized_start=568
-  _globals['_BUDGETHEARTBEAT']._serialized_end=602
+  _globals['_BUDGETSNAPSHOT']._serialized_end=366
+  _globals['_GETBUDGETREQUEST']._serialized_start=368
+  _globals['_GETBUDGETREQUEST']._serialized_end=400
+  _globals['_GETBUDGETRESPONSE']._serialized_start=402
+  _globals['_GETBUDGETRESPONSE']._serialized_end=466
+  _globals['_WATCHBUDGETREQUEST']._serialized_start=468
+  _globals['_WATCHBUDGETREQUEST']._serialized_end=502
+  _globals['_WATCHBUDGETRESPONSE']._serialized_start=505
+  _globals['_WATCHBUDGETRESPONSE']._serialized_end=633
+  _globals['_BUDGETHEARTBEAT']._serialized_start=635
+  _globals['_BUDGETHEARTBEAT']._serialized_end=669
 # @@protoc_insertion_point(module_scope)

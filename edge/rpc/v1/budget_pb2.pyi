@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BudgetSnapshot(_message.Message):
-    __slots__ = ("version", "dual", "target_rate", "calls", "calls_limit", "tokens", "tokens_limit", "spend_uusd", "spend_limit_uusd")
+    __slots__ = ("version", "dual", "target_rate", "calls", "calls_limit", "tokens", "tokens_limit", "spend_uusd", "spend_limit_uusd", "calls_period", "tokens_period", "spend_period")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DUAL_FIELD_NUMBER: _ClassVar[int]
     TARGET_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,9 @@ class BudgetSnapshot(_message.Message):
     TOKENS_LIMIT_FIELD_NUMBER: _ClassVar[int]
     SPEND_UUSD_FIELD_NUMBER: _ClassVar[int]
     SPEND_LIMIT_UUSD_FIELD_NUMBER: _ClassVar[int]
+    CALLS_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    SPEND_PERIOD_FIELD_NUMBER: _ClassVar[int]
     version: int
     dual: float
     target_rate: float
@@ -25,7 +28,10 @@ class BudgetSnapshot(_message.Message):
     tokens_limit: int
     spend_uusd: int
     spend_limit_uusd: int
-    def __init__(self, version: _Optional[int] = ..., dual: _Optional[float] = ..., target_rate: _Optional[float] = ..., calls: _Optional[int] = ..., calls_limit: _Optional[int] = ..., tokens: _Optional[int] = ..., tokens_limit: _Optional[int] = ..., spend_uusd: _Optional[int] = ..., spend_limit_uusd: _Optional[int] = ...) -> None: ...
+    calls_period: str
+    tokens_period: str
+    spend_period: str
+    def __init__(self, version: _Optional[int] = ..., dual: _Optional[float] = ..., target_rate: _Optional[float] = ..., calls: _Optional[int] = ..., calls_limit: _Optional[int] = ..., tokens: _Optional[int] = ..., tokens_limit: _Optional[int] = ..., spend_uusd: _Optional[int] = ..., spend_limit_uusd: _Optional[int] = ..., calls_period: _Optional[str] = ..., tokens_period: _Optional[str] = ..., spend_period: _Optional[str] = ...) -> None: ...
 
 class GetBudgetRequest(_message.Message):
     __slots__ = ("task",)

@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
-import { counted, decimal, dollars, moment, percent, seconds, whole } from "./numbers.js";
+import { counted, decimal, moment, money, percent, seconds, whole } from "./numbers.js";
 import { plain, showProse } from "./prose.js";
 import { reasonWords, sentence } from "./words.js";
 
@@ -60,7 +60,7 @@ export class AnswerCard {
       element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
-        note.spend_uusd ? dollars(note.spend_uusd) : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
+        note.spend_uusd ? money(note.spend_uusd) : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
       ].filter(Boolean).join(" · ")),
     ];
   }
@@ -179,7 +179,7 @@ function whyParts(record) {
     ["Dial", record.target_rate === null ? "" : `${percent(record.target_rate)} may ask`],
     ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
   ]);
-  const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, dollars)]]);
+  const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, money)]]);
   return [
     ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("Price and budget then", price),
     ...part("Own attempt", shownText(record.local_text) || element("p", {}, "The model here was not asked.")),
@@ -189,7 +189,7 @@ function whyParts(record) {
 
 function ledgerParts({ ledger, created_at: at, id }) {
   const entry = ledger === null ? [] : [
-    ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? dollars(ledger.charged_uusd) : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
+    ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? money(ledger.charged_uusd) : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
     ["Cloud model", ledger.model], ["Told by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
   ];
   const none = ledger === null ? element("p", {}, "The cloud was not called, so there is nothing in the ledger.") : "";

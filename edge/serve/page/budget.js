@@ -4,7 +4,8 @@ import { get, post } from "./api.js";
 import { Chart, smoothed } from "./charts.js";
 import { Dial } from "./dial.js";
 import { $, announce, element, refill } from "./elements.js";
-import { axisTime, decimal, dollars, percent, whole } from "./numbers.js";
+import { axisTime, decimal, money, percent, whole } from "./numbers.js";
+import { Limit } from "./limit.js";
 import { showQuotas } from "./quota.js";
 import { Part } from "./view.js";
 
@@ -18,6 +19,7 @@ export class Budget {
     this.dials = [];
     this.quotas = [];
     this.device = null;
+    this.limit = new Limit($("limit"), (budget) => this.part.give(budget));
     this.part = new Part($("dials"), () => get("/api/budget"), (budget) => this.show(budget));
     this.rate = new Chart("Asking while learning, and its price");
     this.spend = new Chart("Spend over time");
@@ -51,6 +53,7 @@ export class Budget {
   show(budget) {
     this.showQuotas(budget.device ?? null, budget.tasks.map(({ dial, ...quota }) => quota), budget.unsettled_calls);
     this.paintSwitch(budget);
+    this.limit.update(budget);
     const readings = budget.tasks.map(({ dial }) => dial);
     if (readings.length > 1) readings.push({ task: null, target_rate: budget.target_rate });
     const names = readings.map(({ task }) => task);
@@ -110,9 +113,9 @@ export class Budget {
     const summed = (name) => stretches.reduce((sums, one) => [...sums, sums.at(-1) + one[name]], [0]);
     const [serving, learning] = ["serving_uusd", "learning_uusd"].map((name) => summed(name)).map((sums) => [...sums, sums.at(-1)]);
     this.spend.show({
-      xs: ends, xName: "Until", top: rounded(Math.max(1, ...serving, ...learning)), showX: (at) => axisTime(at, ends.at(-1) - ends[0]), showY: (uusd) => dollars(Math.round(uusd)),
+      xs: ends, xName: "Until", top: rounded(Math.max(1, ...serving, ...learning)), showX: (at) => axisTime(at, ends.at(-1) - ends[0]), showY: (uusd) => money(Math.round(uusd)),
       curves: [{ name: "answers", kind: "k-spend", values: serving }, { name: "learning", kind: "k-learning", values: learning }],
-      summary: `${dollars(serving.at(-1))} spent on answers, ${dollars(learning.at(-1))} on learning, by ${axisTime(now, ends.at(-1) - ends[0])}.`,
+      summary: `${money(serving.at(-1))} spent on answers, ${money(learning.at(-1))} on learning, by ${axisTime(now, ends.at(-1) - ends[0])}.`,
     });
   }
 }

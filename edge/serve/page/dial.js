@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { drawGauge, gauge } from "./charts.js";
 import { announce, button, element, facts, freshId } from "./elements.js";
-import { counted, decimal, dollars, percent, seconds, whole } from "./numbers.js";
+import { counted, decimal, money, percent, seconds, whole } from "./numbers.js";
 import { sentence } from "./words.js";
 
 const WHATIF_AFTER_MS = 250;
@@ -28,13 +28,14 @@ export class Dial {
     this.whatif = element("p", { class: "whatif", id: hint });
     this.set = button("Set", () => this.apply());
     this.leave = button("Leave as it is", () => this.reset(), { class: "quiet" });
+    this.text = element("input", { type: "text", class: "dial-text", placeholder: "or type 30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
     this.problem = element("p", { class: "problem", role: "alert" });
     const reading = task === null ? element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.") : element("div", { class: "dial-row" }, this.gauge, this.words);
     this.card = element("section", { class: "card dial", "aria-labelledby": heading },
       element("h4", { id: heading, dir: "auto" }, this.name), reading,
       element("div", { class: "meter-words" }, element("label", { htmlFor: slider }, "Questions that may go to the cloud"), this.output), this.slider,
       element("label", { class: "check" }, this.free, "the model decides alone"), this.whatif,
-      element("div", { class: "row" }, this.set, this.leave), this.problem);
+      element("div", { class: "row" }, this.set, this.leave, this.text), this.problem);
   }
 
   // What the agent says of it: a reading, or of every task the rate alone.
@@ -108,8 +109,12 @@ export class Dial {
     announce(words);
   }
 
-  async apply() {
-    const rate = this.chosen;
+  // What is typed is read by the agent, as everywhere else.
+  onText(event) {
+    if (event.key === "Enter" && this.text.value.trim()) { event.preventDefault(); this.apply(this.text.value); }
+  }
+
+  async apply(rate = this.chosen) {
     let budget;
     try {
       budget = await post("/api/budget", { task: this.task, target_rate: rate });
@@ -117,7 +122,8 @@ export class Dial {
       this.problem.textContent = problem.message;
       return;
     }
-    announce(`Set: ${this.name}, ${rate === null ? "the model decides" : percent(rate)}`);
+    this.text.value = "";
+    announce(`Set: ${this.name}, ${rate === null ? "the model decides" : typeof rate === "string" ? rate : percent(rate)}`);
     this.dirty = false;
     this.changed(budget);
     this.reset();
@@ -128,7 +134,7 @@ export class Dial {
 function outlookWords({ answers, present, outlooks: [outlook] }) {
   return [
     `Of the last ${counted(answers, "answer")}, ${whole(outlook.calls)} would have come from the cloud (really: ${whole(present.calls)}).`,
-    outlook.spend_uusd === null ? "" : `They would have cost about ${dollars(Math.round(outlook.spend_uusd))}${between(outlook.spend_interval_uusd, (uusd) => dollars(Math.round(uusd)))} (really: ${dollars(present.spend_uusd)}).`,
+    outlook.spend_uusd === null ? "" : `They would have cost about ${money(Math.round(outlook.spend_uusd))}${between(outlook.spend_interval_uusd, (uusd) => money(Math.round(uusd)))} (really: ${money(present.spend_uusd)}).`,
     `Half of the answers would have come within ${seconds(outlook.latency_p50_s)}, nine in ten within ${seconds(outlook.latency_p90_s)}.`,
     outlook.good_share === null ? "" : `About ${percent(outlook.good_share)}${between(outlook.good_interval, percent)} would have been good.`,
     ...remarks(outlook.notes),

@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { Adapters } from "./adapters.js";
 import { Chart, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
-import { counted, dollars, moment, percent, seconds, whole } from "./numbers.js";
+import { counted, moment, money, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
 import { sourceName } from "./words.js";
 
@@ -117,7 +117,7 @@ function reportParts(report) {
       ["Refused because", learning.refused_because.join("; ")], ["Learned from", lines(learning.by_source.map(sourceWords))], ["Went back", lines(report.went_back.map(backWords))],
       ["Answers", answers.map(({ source, answers: count }) => `${whole(count)} ${source}`).join(", ") || "none"],
       ["Your verdicts", verdictWords(answers)], ["Asked the cloud", lines(report.rates.map(rateWords))],
-      ["Spend", `${dollars(cloud.serving.spend_uusd)} on answers, ${dollars(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
+      ["Spend", `${money(cloud.serving.spend_uusd)} on answers, ${money(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
     ]),
   ];
 }

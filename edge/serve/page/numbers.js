@@ -16,11 +16,12 @@ export const decimal = (value, digits = 2) => known(value) ? format({ minimumFra
 export const seconds = (value) => known(value) ? `${format({ maximumFractionDigits: value < 0.1 ? 2 : value < 10 ? 1 : 0 }).format(value)} s` : "";
 export const counted = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
 
-// Micro-dollars; small amounts keep the digits that tell them apart.
-export function dollars(uusd) {
+// Micro-USD with as many digits as matter, as in the terminal (edge/core/formatting.py): three of them below 1 USD.
+export function money(uusd) {
   if (!known(uusd)) return "–";
-  const digits = Math.abs(uusd) >= 1e6 || uusd === 0 ? 2 : 6;
-  return format({ style: "currency", currency: "USD", minimumFractionDigits: 2, maximumFractionDigits: digits }).format(uusd / 1e6);
+  const size = Math.abs(uusd) / 1e6;
+  const digits = size >= 1 || size === 0 ? 2 : Math.max(2, 2 - Math.floor(Math.log10(size)));
+  return `${format({ minimumFractionDigits: 2, maximumFractionDigits: digits }).format(uusd / 1e6)} USD`;
 }
 
 export function bytes(count) {

@@ -1,10 +1,11 @@
 // What may still be asked, per task: words, bars and figures. Knows the agent's quota; knows nothing of dials.
 
 import { element, facts, refill } from "./elements.js";
-import { counted, decimal, dollars, moment, usedOf, whole } from "./numbers.js";
+import { counted, decimal, moment, money, usedOf, whole } from "./numbers.js";
 import { reasonWords } from "./words.js";
 
-const TOTALS = [["Calls", "calls", "calls_limit", whole], ["Tokens", "tokens", "tokens_limit", whole], ["Spend", "spend_uusd", "spend_limit_uusd", dollars]];
+const TOTALS = [["Calls", "calls", "calls_limit", whole, "calls_period"], ["Tokens", "tokens", "tokens_limit", whole, "tokens_period"], ["Spend", "spend_uusd", "spend_limit_uusd", money, "spend_period"]];
+const PERIODS = { __proto__: null, month: " this month", week: " this week", day: " today", hour: " this hour" };
 // Without a prototype: what is looked up comes from elsewhere.
 const STATES = {
   __proto__: null,
@@ -38,16 +39,16 @@ function quotaBlock(quota, named, shared) {
     ]));
 }
 
-const ownUse = ({ calls, tokens, spend_uusd: spend }) => `${counted(calls, "call")}, ${counted(tokens, "token")}, ${dollars(spend)}`;
+const ownUse = ({ calls, tokens, spend_uusd: spend }) => `${counted(calls, "call")}, ${counted(tokens, "token")}, ${money(spend)}`;
 
 function meters(totals, wanted) {
-  return element("div", { class: "meters" }, ...TOTALS.filter(([, used]) => wanted(used)).map(([name, used, limit, show]) => meter(name, totals[used], totals[limit], show)));
+  return element("div", { class: "meters" }, ...TOTALS.filter(([, used]) => wanted(used)).map(([name, used, limit, show, period]) => meter(name, totals[used], totals[limit], show, PERIODS[totals[period]] ?? "")));
 }
 
 // How much of a limit is used, in words and as a bar.
-function meter(name, used, limit, show) {
+function meter(name, used, limit, show, period) {
   const limited = limit !== null;
   const left = limited ? `${show(Math.max(0, limit - used))} left` : "no limit";
-  return element("div", { class: "meter" }, element("div", { class: "meter-words" }, element("strong", {}, name), element("span", {}, `${usedOf(used, limit, show)} used, ${left}`)),
+  return element("div", { class: "meter" }, element("div", { class: "meter-words" }, element("strong", {}, name), element("span", {}, `${usedOf(used, limit, show)} used${limited ? period : ""}, ${left}`)),
     limited ? element("progress", { max: Math.max(1, limit), value: Math.min(used, limit), "aria-label": `${name} used` }) : null);
 }

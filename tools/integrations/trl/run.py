@@ -253,7 +253,7 @@ async def _open_desk(
 
     agent = config.agent
     registry = build_registry(agent)
-    embedded = build_embedded(agent, state.folder, sink, clock)
+    embedded = build_embedded(agent, state, sink, clock)
     if embedded is not None:
         stack.push_async_callback(embedded.aclose)
         await embedded.start()

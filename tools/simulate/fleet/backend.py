@@ -78,7 +78,7 @@ class SimulatedBackend(ScriptedBackend):
         self._require_open()
         question, version = Question.read(messages[-1].content), self._adapter_version
         responses = tuple(self._respond_to(question, sampling, seed, version) for seed in seeds)
-        await self._machine.compute(self._tokens.prompt / self._machine.speed.prefill_tokens_per_s)
+        await self._machine.compute(self._prompt_tokens(question) / self._machine.speed.prefill_tokens_per_s)
         await self._machine.decode(sum(len(response.token_ids) for response in responses), len(responses))
         return PromptGroup(prompt_ids(question), responses)
 
@@ -111,7 +111,7 @@ class SimulatedBackend(ScriptedBackend):
         return _text(question, decide(self._mind, self._nature, question, sampling, self._draws(question, sampling, seed)))
 
     def _prompt_tokens(self, question: Question) -> int:
-        return self._tokens.prompt
+        return self._tokens.prompt + question.further
 
     def _pace_of(self, question: Question) -> Pace:
         return Pace()
@@ -167,7 +167,8 @@ def prompt_ids(question: Question) -> tuple[int, ...]:
 
 def question_of(ids: Sequence[int]) -> Question:
     """The question that `prompt_ids` wrote."""
-    return Question(ids[0], *((part - SHIFT) / SCALE for part in ids[1:4]))
+    difficulty, ask_noise, right_noise = ((part - SHIFT) / SCALE for part in ids[1:4])
+    return Question(ids[0], difficulty, ask_noise, right_noise)
 
 
 def right_answer(question: Question) -> str:

@@ -18,6 +18,7 @@ from tools.simulate.fleet.mind import Nature, Question, cloud_right
 from tools.simulate.fleet.scenario import CloudPart, TokensPart
 
 MOST_SIGMAS = 3.0
+MOST_MEANS = 5.3
 TURN_TOKENS = 16
 
 
@@ -30,8 +31,10 @@ class Asked:
 
 
 def most_tokens(tokens: TokensPart) -> int:
-    """The output tokens that a call asks for at most: three standard deviations above the median."""
-    return math.ceil(tokens.cloud * math.exp(MOST_SIGMAS * tokens.cloud_spread))
+    """The output tokens that a call asks for at most: three standard deviations above the median, and as much longer as one question in
+    two hundred is."""
+    longer = 1.0 + MOST_MEANS * tokens.prompt_further / tokens.prompt
+    return math.ceil(tokens.cloud * longer * math.exp(MOST_SIGMAS * tokens.cloud_spread))
 
 
 class SimulatedCloud:
@@ -61,7 +64,8 @@ class SimulatedCloud:
 
     def input_token_bound(self, request: ProviderRequest) -> int:
         """The prompt's tokens, as they will be billed."""
-        return self._asked_by(_question(request).number).tokens.prompt + TURN_TOKENS
+        question = _question(request)
+        return self._asked_by(question.number).tokens.prompt + question.further + TURN_TOKENS
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Answer in the time it takes. Raises ProviderError."""
@@ -97,12 +101,13 @@ class SimulatedCloud:
 
     def _answer(self, request: ProviderRequest, question: Question, draws: random.Random) -> tuple[ProviderResult, float, float]:
         asked = self._asked_by(question.number)
-        wished = asked.tokens.cloud * math.exp(asked.tokens.cloud_spread * draws.gauss(0.0, 1.0))
+        median = asked.tokens.cloud * (1.0 + question.further / asked.tokens.prompt)
+        wished = median * math.exp(asked.tokens.cloud_spread * draws.gauss(0.0, 1.0))
         tokens = min(request.max_output_tokens, max(1, round(wished)))
         first_s = self._part.first_token_s * math.exp(self._part.spread * draws.gauss(0.0, 1.0))
         is_right = stream(self._seed, "cloud right", question.number).random() < cloud_right(asked.nature, question.difficulty)
         text = THINKING + boxed(right_answer(question) if is_right else wrong_answer(question))
-        usage = TokenUsage(asked.tokens.prompt, tokens)
+        usage = TokenUsage(asked.tokens.prompt + question.further, tokens)
         return ProviderResult(text, usage, "simulated", "stop"), first_s, (tokens - 1) / self._part.tokens_per_s
 
     async def _sleep(self, seconds: float, left_s: float) -> None:

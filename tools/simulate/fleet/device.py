@@ -37,7 +37,7 @@ from tools.simulate.fleet.learner import SimulatedLearner
 from tools.simulate.fleet.link import FleetChannel, Link
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Question
-from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_difficulty
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_difficulty, draw_further
 from tools.simulate.fleet.scenario import GroupPart, Scenario
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
 from tools.simulate.fleet.timetable import Timetable
@@ -158,7 +158,7 @@ class FleetDevice:
             self._tally.refused[EMPTY] += 1
             return
         difficulty = draw_difficulty(self.group.difficulty, self._around.loop.time(), self._numbered("difficulty", number))
-        question = Question.of(number, difficulty, self._seed)
+        question = Question.of(number, difficulty, self._seed, self._further(number))
         self.figures.asked += 1
         record = await self.agent.answerer.answer(
             AnswerRequest((Message("user", question.text),), id=f"{number:012d}", seed=number)
@@ -209,7 +209,10 @@ class FleetDevice:
     def _practice(self) -> TaskSource:
         first, loop = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM, self._around.loop
         draws = lambda number: self._numbered("difficulty", number)  # noqa: E731
-        return Practice(first, self.group.task, self.group.difficulty, self._seed, loop.time, draws)
+        return Practice(first, self.group.task, self.group.difficulty, self._seed, loop.time, draws, self._further)
+
+    def _further(self, number: int) -> int:
+        return draw_further(self.group.tokens, self._numbered("length", number))
 
     def _timetable(self) -> Timetable | None:
         learning, around = self.group.learning, self._around
@@ -225,7 +228,7 @@ class FleetDevice:
         seed = derive_seed(self._seed, "rollout", self.name)
         rollout = RolloutSettings(self.name, seed, size, 1.0, MOST_LOCAL_TOKENS, "compact", "compact", most)
         answers = AnswerSettings("auto", group.task, 0.0, MOST_LOCAL_TOKENS, None, "compact", "compact", most, patience_s)
-        return AgentSettings(rollout, answers, around.dual_init, DaGrpo(), patience_s, group.dial)
+        return AgentSettings(rollout, answers, around.dual_init, DaGrpo(), patience_s, group.dial, price=group.price)
 
     def _rng(self, what: str) -> random.Random:
         return stream(self._seed, what, self.name)

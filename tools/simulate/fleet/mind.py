@@ -61,34 +61,42 @@ class Rates:
     ask_slope: float = 0.3
 
 
+_FURTHER = " and"
+"""One more token of a question."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; its text is all that the agent sees."""
+    """One question; its text is all that the agent sees. `further`: tokens by which it is longer than the least."""
 
     number: int
     difficulty: float
     ask_noise: float
     right_noise: float
+    further: int = 0
 
     @classmethod
-    def of(cls, number: int, difficulty: float, seed: int) -> Question:
+    def of(cls, number: int, difficulty: float, seed: int, further: int = 0) -> Question:
         """The question of this number, with what is its own drawn from the seed."""
         rng, rounded = stream(seed, "question", number), round(min(max(difficulty, 0.0), 1.0), 6)
         uniform = min(max(rng.random(), 1e-9), 1 - 1e-9)
-        return cls(number, rounded, round(rng.gauss(0.0, 1.0), 6), round(float(np.log(uniform / (1 - uniform))), 6))
+        return cls(number, rounded, round(rng.gauss(0.0, 1.0), 6), round(float(np.log(uniform / (1 - uniform))), 6), further)
 
     @property
     def text(self) -> str:
         """As a person asks it."""
-        return f"Question {self.number} of difficulty {self.difficulty:.6f} ({self.ask_noise:.6f}, {self.right_noise:.6f})?"
+        noises = f"({self.ask_noise:.6f}, {self.right_noise:.6f})?"
+        return f"Question {self.number} of difficulty {self.difficulty:.6f} {noises}{_FURTHER * self.further}"
 
     @classmethod
     def read(cls, text: str) -> Question:
         """The question of a text. Raises ValueError for another one."""
-        words = text.replace("(", " ").replace(")", " ").replace(",", " ").replace("?", " ").split()
+        bare = text.partition("?")[0]
+        words = bare.replace("(", " ").replace(")", " ").replace(",", " ").split()
         if len(words) != 7 or words[0] != "Question":
             raise ValueError("not a simulated question")
-        return cls(int(words[1]), float(words[4]), float(words[5]), float(words[6]))
+        further = (len(text) - len(bare) - 1) // len(_FURTHER)
+        return cls(int(words[1]), float(words[4]), float(words[5]), float(words[6]), further)
 
 
 def sigmoid(x: Number) -> Number:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from edge.core.types import AnswerKind, TaskItem
 from tools.simulate.fleet.backend import right_answer
 from tools.simulate.fleet.mind import Question
-from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart
+from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart, TokensPart
 
 NUMBERS_OF_A_DEVICE = 1_000_000
 """Questions are numbered device by device; the second half is practice."""
@@ -21,11 +21,11 @@ def arrivals(group: GroupPart, starts_at_h: float, rng: random.Random) -> Iterat
     """Virtual seconds at which a person has a question, in order: a Poisson process whose rate changes with the hour. Without end, unless
     nothing is ever asked."""
     per_hour = [weight * group.questions_per_day / 24.0 for weight in group.hour_weights]
-    if not any(per_hour):
+    if not any(per_hour) or not any(group.by_weekday) or (group.demand and group.demand[-1].factor == 0.0):
         return
     at_h, left = starts_at_h, rng.expovariate(1.0)
     while True:
-        rate, ends_h = per_hour[int(at_h) % 24], float(int(at_h) + 1)
+        rate, ends_h = per_hour[int(at_h) % 24] * group.demand_at(at_h - starts_at_h, int(at_h) // 24), float(int(at_h) + 1)
         if rate * (ends_h - at_h) <= left:
             left -= rate * (ends_h - at_h)
             at_h = ends_h
@@ -45,6 +45,11 @@ def draw_difficulty(part: DifficultyPart, virtual_s: float, rng: random.Random) 
     return mean
 
 
+def draw_further(part: TokensPart, rng: random.Random) -> int:
+    """Tokens by which a question is longer than the least."""
+    return round(rng.expovariate(1.0 / part.prompt_further)) if part.prompt_further else 0
+
+
 class Practice:
     """A TaskSource: questions of a device that it has the answers to, as difficult as they are at the time."""
 
@@ -58,14 +63,16 @@ class Practice:
         seed: int,
         time: Callable[[], float],
         rng_of: Callable[[int], random.Random],
+        further_of: Callable[[int], int] = lambda number: 0,
     ) -> None:
-        """`first`: the number of the device's first practice question."""
+        """`first`: the number of the device's first practice question; `further_of`: by how many tokens one is longer than the least."""
         self._first = first
         self._task = task
         self._difficulty = difficulty
         self._seed = seed
         self._time = time
         self._rng_of = rng_of
+        self._further_of = further_of
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """Endless."""
@@ -77,7 +84,8 @@ class Practice:
 
     def _item(self, place: int, split: str) -> TaskItem:
         number = self._first + place
-        question = Question.of(number, draw_difficulty(self._difficulty, self._time(), self._rng_of(number)), self._seed)
+        difficulty = draw_difficulty(self._difficulty, self._time(), self._rng_of(number))
+        question = Question.of(number, difficulty, self._seed, self._further_of(number))
         return TaskItem(
             id=f"practice-{place}",
             task=self._task,

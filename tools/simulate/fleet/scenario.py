@@ -20,12 +20,12 @@ from coordinator.config import (
     FleetConfig,
     NotNegative,
     Positive,
-    Rate,
     RatesConfig,
     ServiceConfig,
     TaskConfig,
 )
 from edge.config.loader import ValueAt
+from edge.config.schema import Rate
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS
@@ -124,7 +124,10 @@ class DifficultyPart(Section):
 class TokensPart(Section):
     """Lengths in tokens: medians, and the standard deviation of the logarithm."""
 
-    prompt: int = Field(120, ge=1, description="Tokens of a prompt.")
+    prompt: int = Field(120, ge=1, description="Tokens of a prompt, the least where prompt_further is set.")
+    prompt_further: NotNegative = Field(
+        0.0, description="Mean of a prompt's further tokens, exponential; completions are longer in the same proportion."
+    )
     local: int = Field(150, ge=1, description="Median tokens of a local response.")
     local_spread: NotNegative = Field(0.3, description="Sigma of the logarithm of a local response's tokens.")
     cloud: int = Field(250, ge=1, description="Median tokens of a cloud completion.")
@@ -132,6 +135,13 @@ class TokensPart(Section):
     asking_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.3, description="Share of a response's tokens that one which asks has said before its request."
     )
+
+
+class DemandPart(Section):
+    """How much more or less is asked from a time on."""
+
+    from_h: NotNegative = Field(description="Hours after the beginning of the scenario; it holds until the next one begins.")
+    factor: NotNegative = Field(description="Times questions_per_day.")
 
 
 class GroupPart(Section):
@@ -153,7 +163,15 @@ class GroupPart(Section):
             "flat", description="How they are shared among the 24 hours of the local clock: flat, office, evening or 24 numbers."
         )
     )
+    by_weekday: Annotated[tuple[NotNegative, ...], Field(min_length=7, max_length=7)] = Field(
+        (1.0,) * 7, description="Times questions_per_day, Monday to Sunday."
+    )
+    demand: tuple[DemandPart, ...] = Field((), description="Times at which more or less begins to be asked, in order.")
     dial: Rate | None = Field(None, description="Budget dial τ of people's questions (null: as the model decides).")
+    price: Literal["calls", "tokens", "spend"] = Field(
+        "calls",
+        description="What λ acts on (learning.price); with tokens or spend a budget that renews sets τ in place of the dial.",
+    )
     learning: LearningPart | None = Field(None, description="How the devices learn (null: not at all).")
     mind: MindPart = Field(MindPart(), description="θ of the simulated model at the beginning.")
     nature: NaturePart = Field(NaturePart(), description="What learning does not change.")
@@ -168,6 +186,11 @@ class GroupPart(Section):
         weights = HOURS[self.by_hour] if isinstance(self.by_hour, str) else self.by_hour
         mean = sum(weights) / 24
         return tuple(weight / mean for weight in weights) if mean else tuple(weights)
+
+    def demand_at(self, virtual_h: float, day: int) -> float:
+        """Times questions_per_day at an hour of the scenario, on the day so many after the first Monday."""
+        factors = [part.factor for part in self.demand if part.from_h <= virtual_h]
+        return self.by_weekday[day % 7] * (factors[-1] if factors else 1.0)
 
 
 class CloudPart(Section):

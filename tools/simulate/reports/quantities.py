@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from edge.core.formatting import money
 from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, SimulationResult, all_sources
 
 
@@ -223,11 +224,6 @@ def _seconds(value: float) -> str:
     return f"{value / 60:.3g} min" if abs(value) < 7200 else f"{value / 3600:,.4g} h"
 
 
-def _dollars(value: float) -> str:
-    sign, size = "-" if value < 0 else "", abs(value)
-    return f"{sign}${size:,.2f}" if size >= 1 or size == 0 else f"{sign}${size:.3g}" if size >= 1e-4 else f"{sign}${size:.7f}"
-
-
 def _watt_hours(value: float) -> str:
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g} MWh"
@@ -237,7 +233,7 @@ def _watt_hours(value: float) -> str:
 _WRITTEN: dict[Unit, Callable[[float], str]] = {
     Unit.SECONDS: _seconds,
     Unit.SHARE: lambda value: f"{100 * value:.1f} %",
-    Unit.DOLLARS: _dollars,
+    Unit.DOLLARS: lambda value: money(1e6 * value),
     Unit.COUNT: lambda value: f"{value:,.0f}",
     Unit.WATT_HOURS: _watt_hours,
     Unit.NUMBER: lambda value: f"{value:.3g}",

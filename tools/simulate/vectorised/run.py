@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import HOUR_S, CoordinatorPart, GroupPart, Scenario
@@ -39,7 +40,12 @@ class Found:
 
 def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "", processes: int = 0) -> SimulationResult:
     """Play a scenario, with its own seed where none is given; `name` is what the result calls it. `processes` 0: one for each processor of
-    this machine, which changes the time it takes and nothing else. Raises UsageError for a device or link that is not known."""
+    this machine, which changes the time it takes and nothing else. Raises UsageError for a device or link that is not known, and for what
+    only the exact fleet plays."""
+    for group in scenario.groups:
+        if group.price != "calls" or group.demand or set(group.by_weekday) != {1.0} or group.tokens.prompt_further:
+            told = f"group {group.name}: the vectorised fleet knows no price but calls, and no demand or length that changes"
+            raise UsageError(told, hint="play it without --vectorised")
     chosen = scenario.seed if seed is None else seed
     hardware = [_hardware(part) for part in scenario.groups]
     return _result(

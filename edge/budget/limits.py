@@ -1,0 +1,81 @@
+"""The hard limits of this device's own ledger: those of the configuration, and what `edge-agent budget limit` or the page set over them.
+
+What was set is kept in the state folder, and the embedded coordinator is started with it. The limits of another coordinator are its
+operator's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edge.core.errors import UsageError
+from edge.core.formatting import counted, money
+from edge.core.periods import Period
+from edge.state.folder import StateFolder
+from edge.state.reader import StateReader
+
+SET_LIMITS = "budget_limits"
+Changes = Mapping[str, Any]
+"""Fields of BudgetLimits that are set, by name."""
+PERIOD_WORDS = {"total": "in all", "month": "a month", "week": "a week", "day": "a day", "hour": "an hour"}
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """Most calls, tokens and micro-USD (None: no limit) in each period of the calendar."""
+
+    calls_limit: int | None = None
+    tokens_limit: int | None = None
+    spend_limit_uusd: int | None = None
+    period: Period = "total"
+
+    @property
+    def words(self) -> str:
+        """`5.00 USD and 100 calls a month`, or `no limit`."""
+        amounts = [
+            "" if self.spend_limit_uusd is None else money(self.spend_limit_uusd),
+            "" if self.calls_limit is None else counted(self.calls_limit, "call"),
+            "" if self.tokens_limit is None else counted(self.tokens_limit, "token"),
+        ]
+        known = [amount for amount in amounts if amount]
+        return f"{' and '.join(known)} {PERIOD_WORDS[self.period]}" if known else "no limit"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    def to_coordinator(self) -> dict[str, Any]:
+        """As the coordinator's configuration has the limits of a scope."""
+        limits = self.to_json()
+        return {"window": limits.pop("period"), **limits}
+
+
+NO_BUDGET_LIMITS = BudgetLimits()
+
+
+def set_limits_of(state: StateReader) -> dict[str, Any]:
+    """What was set over the configuration; empty where nothing was."""
+    found: dict[str, Any] = json.loads(state.meta(SET_LIMITS) or "{}")
+    return found
+
+
+def limits_of(state: StateReader | None, configured: BudgetLimits) -> BudgetLimits:
+    """The limits that hold."""
+    return configured if state is None else replace(configured, **set_limits_of(state))
+
+
+def set_limits(state: StateFolder, changes: Changes | None) -> None:
+    """Set some limits over the configuration's, durably; those set before stay. None: only the configuration's hold again."""
+    kept = {} if changes is None else {**set_limits_of(state), **changes}
+    state.set_meta(SET_LIMITS, json.dumps(kept))
+
+
+def of_the_operator(address: str) -> UsageError:
+    """What is raised where the limits are not this device's to set."""
+    return UsageError(
+        f"the limits of this device are set by who runs the coordinator at {address}",
+        hint="there: edge-coordinator budget set device --spend-uusd 5000000 --window month; here edge-agent budget pause stops all asking",
+    )

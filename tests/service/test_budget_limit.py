@@ -1,0 +1,85 @@
+"""`edge-agent budget limit`: on an agent with its own coordinator, at rest, and where another coordinator rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge.app import build_agent
+from edge.cli import main
+from edge.config.schema import AgentConfig
+from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
+from edge.core.events import MemorySink
+from edge.core.types import Message
+from edge.serve.running_agent import RunningAgent
+from edge.state.answer_record import AnswerRequest
+
+
+def config_of(folder: Path) -> AgentConfig:
+    return AgentConfig.model_validate(
+        {"state_folder": str(folder), "engine": {"threads": 1}, "learning": {"enabled": False, "torch_threads": 1}}
+    )
+
+
+def question(number: int) -> AnswerRequest:
+    return AnswerRequest((Message("user", f"What is {number} + 5?"),), mode="cloud-only")
+
+
+async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "state")
+    async with build_agent(config, MemorySink()) as agent:
+        control = RunningAgent(agent)
+        assert (await agent.answerer.answer(question(1))).source == "cloud"
+        budgets = await control.set_limits({"spend_limit_uusd": 20, "period": "month"})
+        assert budgets["limits"]["words"] == "0.00002 USD a month" and budgets["limits"]["renews_at"] > 0
+        with pytest.raises(BudgetExhausted) as refused:
+            await agent.answerer.answer(question(2))
+        assert "0.00002 USD" in str(refused.value)
+        report = await control.report(0.0)
+        assert report["target"] == (await control.budget())["target"], "one target everywhere"
+        assert report["cloud_name"] == budgets["cloud_name"] == "practice cloud, nothing is charged"
+    async with build_agent(config, MemorySink()) as agent:
+        with pytest.raises(CoordinatorError):
+            await agent.answerer.answer(question(3))
+        assert (await RunningAgent(agent).set_limits(None))["limits"]["words"] == "no limit"
+        assert (await agent.answerer.answer(question(4))).source == "cloud"
+
+
+def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--state", str(tmp_path / "state")]
+    assert main(["budget", "limit", "--spend", "5", "--calls", "100", "--per", "month", *place]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("limit: 5.00 USD and 100 calls a month") and "is new" in said.err
+    assert main(["budget", "limit", "--calls", "off", "--json", *place]) == 0
+    limits = json.loads(capsys.readouterr().out)["limits"]
+    assert (limits["spend_limit_uusd"], limits["calls_limit"], limits["period"]) == (5_000_000, None, "month")
+    assert main(["budget", "show", *place]) == 0
+    assert "limit    5.00 USD a month" in capsys.readouterr().out
+    assert main(["budget", "limit", "--off", *place]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--spend", "-5"], ["--spend", "much"], ["--per", "fortnight"], ["--off", "--spend", "5"], ["--calls", "1.5"]],
+    ids=str,
+)
+def test_what_is_no_limit_is_wrong_usage_and_changes_nothing(tmp_path: Path, words: list[str]) -> None:
+    assert main(["budget", "limit", *words, "--state", str(tmp_path / "typo")]) == 2
+    assert not (tmp_path / "typo").exists()
+
+
+def test_where_another_coordinator_rules_its_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--state", str(tmp_path / "state"), "--coordinator", "127.0.0.1:9"]
+    assert main(["budget", "limit", "--spend", "5", *options]) == 2
+    assert "127.0.0.1:9" in (told := capsys.readouterr().err) and "edge-coordinator budget set" in told
+
+
+async def test_a_running_agent_of_another_coordinator_refuses_alike(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "state").model_copy(update={"mode": "local-only"})
+    coordinator = config.coordinator.model_copy(update={"address": "127.0.0.1:9", "allow_insecure": True})
+    async with build_agent(config.model_copy(update={"coordinator": coordinator}), MemorySink()) as agent:
+        with pytest.raises(UsageError, match=r"127\.0\.0\.1:9"):
+            await RunningAgent(agent).set_limits({"calls_limit": 5})
+        assert (await RunningAgent(agent).budget())["limits"] is None

@@ -1,0 +1,48 @@
+"""A month's budget over changing demand: what a spend target makes of it beside a fixed rate, with the real agent, ledger and pacing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.verify import verify
+from edge.core.errors import UsageError
+from tools.simulate.fleet.scenario import Scenario, load_scenario
+from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.result import SimulationResult
+from tools.simulate.vectorised.run import run_vectorised
+
+SCENARIOS = Path(__file__).parents[2] / "tools" / "simulate" / "scenarios"
+MONTH = SCENARIOS / "budget-month.yaml"
+BUDGET_UUSD = 1_000_000
+
+
+def played(scenario: Scenario, folder: Path) -> SimulationResult:
+    world = FleetWorld(scenario, "month", folder)
+    result = world.run()
+    journal = list(world.disk.tables.journal_after(0))
+    assert journal and not verify(world.disk.tables).differences, "the ledger never let more than the limit be held"
+    return result
+
+
+def test_a_months_budget_of_one_dollar_is_used_and_never_passed_while_demand_changes(tmp_path: Path) -> None:
+    scenario = load_scenario(MONTH)
+    result = played(scenario, tmp_path)
+    assert [judged.sentence for judged in evaluate(result, scenario.assertions) if not judged.holds] == []
+    spent = result.cloud.spend_uusd
+    assert 0.95 * BUDGET_UUSD <= spent[-1] <= BUDGET_UUSD and max(spent) <= BUDGET_UUSD
+    assert spent[15 * 24] < 0.65 * BUDGET_UUSD, "the busy second week does not eat the second half of the month"
+
+
+def test_the_fixed_rate_of_the_same_month_runs_dry_in_its_fourth_week(tmp_path: Path) -> None:
+    scenario = load_scenario(SCENARIOS / "budget-month-by-rate.yaml")
+    result = played(scenario, tmp_path)
+    assert [judged.sentence for judged in evaluate(result, scenario.assertions) if not judged.holds] == []
+    assert result.cloud.spend_uusd[23 * 24] > 0.98 * BUDGET_UUSD
+
+
+def test_the_vectorised_fleet_refuses_what_it_does_not_play() -> None:
+    with pytest.raises(UsageError, match="group laptop"):
+        run_vectorised(load_scenario(MONTH))

@@ -1,0 +1,92 @@
+"""What a period's budget leaves: its rate, learning's share of a day, and what is expected until it ends."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from coordinator.budgets import window_label
+from edge.budget.dial import Dials
+from edge.budget.pace import Pace, expected_demand, period_budget
+from edge.cloud.client import KnownBudget
+from edge.core.periods import DAY_S, HOUR_S, PERIODS, WEEK_S, period_end
+from edge.rpc.client import BudgetSnapshot
+from edge.state.folder import StateFolder
+from edge.testing.clock import ManualClock
+
+MONDAY = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
+MONTH_ENDS = datetime(2024, 2, 1, tzinfo=UTC).timestamp()
+
+
+def spent(uusd: int, limit: int | None = 1_000_000, period: str = "month", as_of: float = MONDAY) -> KnownBudget:
+    budget = BudgetSnapshot(1, 0.5, 0.3, 0, None, 0, None, uusd, limit, spend_period=period if limit is not None else "")
+    return KnownBudget(budget, as_of)
+
+
+@pytest.mark.parametrize("period", PERIODS[1:])
+def test_a_period_ends_where_the_ledger_begins_another_window(period: str) -> None:
+    for hours in range(0, 24 * 400, 7):
+        at = MONDAY + hours * HOUR_S + 0.5
+        end = period_end(period, at)
+        assert end > at
+        assert window_label(period, end - 0.001) == window_label(period, at) != window_label(period, end)
+
+
+def test_a_week_repeats_and_the_level_of_the_last_day_counts() -> None:
+    first = int(MONDAY // HOUR_S)
+    by_hour = {first + hour: 10.0 if hour // 24 % 7 < 5 else 2.0 for hour in range(24 * 14)}
+    now = MONDAY + 14 * DAY_S
+    week = 24 * (5 * 10.0 + 2 * 2.0)
+    assert expected_demand(by_hour, first, now, now + WEEK_S) == pytest.approx(week)
+    assert expected_demand(by_hour, first, now, now + 2 * WEEK_S + DAY_S) == pytest.approx(2 * week + 240.0)
+    assert expected_demand(by_hour, first, now + HOUR_S / 2, now + HOUR_S) == pytest.approx(5.0, rel=0.05)
+    quiet = {hour: (demand / 4 if hour >= first + 24 * 13 else demand) for hour, demand in by_hour.items()}
+    assert expected_demand(quiet, first, now, now + WEEK_S) < 0.75 * week
+
+
+def test_before_a_week_the_mean_counts_and_before_a_day_nothing_is_known() -> None:
+    first = int(MONDAY // HOUR_S)
+    assert expected_demand({first: 6.0}, first, MONDAY + DAY_S / 2, MONTH_ENDS) is None
+    assert expected_demand({first: 48.0}, first, MONDAY + 2 * DAY_S, MONDAY + 3 * DAY_S) == pytest.approx(24.0)
+
+
+def test_a_period_that_ended_since_the_report_has_begun_anew() -> None:
+    old = period_budget("spend", spent(900_000), MONTH_ENDS + 5.0)
+    assert old is not None and old.left == 1_000_000
+    assert period_budget("spend", spent(5, period="total"), MONDAY) is None
+    assert period_budget("spend", spent(5, limit=None), MONDAY) is None
+    assert period_budget("tokens", spent(5), MONDAY) is None and period_budget("spend", None, MONDAY) is None
+
+
+def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100) -> None:
+    record = {"prompt": "x", "question_chars": chars, "charged_uusd": charged, "cloud_tokens": charged // 2, "might_ask": True}
+    with state.database as database:
+        database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"{at}-{chars}", at, json.dumps(record)))
+
+
+def test_the_rate_is_what_is_left_over_what_is_expected(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        clock = ManualClock(MONDAY)
+        known = spent(100_000)
+        pace = Pace("spend", state, lambda: known, clock)
+        assert pace.rate() is None, "nothing was asked yet"
+        for hour in range(24 * 10):
+            asked(state, MONDAY + hour * HOUR_S + 60, charged=2000 if hour % 3 == 0 else 0)
+        clock.advance(10 * DAY_S)
+        expected = 21 * 24 * 2000  # as many questions, each a call of mean cost
+        assert pace.rate() == pytest.approx(900_000 / expected, rel=0.02)
+        assert Dials(state, 0.9, clock, pace.rate).of("math").target_rate == pace.rate()
+        chosen = Dials(state, 0.9, clock, pace.rate)
+        chosen.set(0.1)
+        assert chosen.of("math").target_rate == 0.1, "what a person sets holds"
+
+
+def test_learning_may_use_half_of_a_days_even_part_and_its_use_comes_off(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        clock = ManualClock(MONDAY + DAY_S / 2)
+        pace = Pace("spend", state, lambda: spent(0, limit=3_100_000), clock)
+        assert pace.learning_limits().spend_uusd == pytest.approx(50_000, rel=0.05)
+        assert Pace("tokens", state, lambda: spent(0), clock).learning_limits().spend_uusd is None

@@ -1,0 +1,73 @@
+"""Rates and amounts as people write and read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.config import resolve_coordinator_config
+from edge.config.agent import resolve_agent_config
+from edge.core.errors import ConfigError
+from edge.core.formatting import money, uusd_of
+from edge.core.rates import rate_of
+
+
+@pytest.mark.parametrize("written", ["30%", "30 %", " 0.3 ", 0.3])
+def test_a_rate_is_understood_as_it_is_written(written: object) -> None:
+    assert rate_of(written) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("30", "write 30 % or 0.3"), (30, "write 30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")]
+)
+def test_what_is_no_rate_is_refused_with_what_may_be_meant(written: object, told: str) -> None:
+    with pytest.raises(ValueError, match=r"must lie in") as refused:
+        rate_of(written)
+    assert told in str(refused.value)
+
+
+def test_configurations_of_agent_and_coordinator_read_percent(tmp_path: Path) -> None:
+    agent, coordinator = tmp_path / "agent.yaml", tmp_path / "coordinator.yaml"
+    agent.write_text("budget: {dial: 30 %}\nphases: [{source: 'practice:arith', target_rate: 25%}]\n")
+    coordinator.write_text("tasks:\n  math:\n    target_rate: 15 %\n")
+    config = resolve_agent_config(agent).config
+    assert (config.budget.dial, config.phases[0].target_rate) == (0.3, 0.25)
+    assert resolve_coordinator_config(coordinator).config.tasks["math"].target_rate == 0.15
+    coordinator.write_text("tasks:\n  math:\n    target_rate: 15\n")
+    with pytest.raises(ConfigError, match=r"coordinator.yaml:3: .* write 15 % or 0.15"):
+        resolve_coordinator_config(coordinator)
+
+
+@pytest.mark.parametrize(
+    ("uusd", "shown"),
+    [
+        (12, "0.000012 USD"),
+        (420_000, "0.42 USD"),
+        (12_300_000, "12.30 USD"),
+        (0, "0.00 USD"),
+        (4_216, "0.00422 USD"),
+        (5_000_000, "5.00 USD"),
+    ],
+)
+def test_an_amount_has_as_many_digits_as_matter(uusd: int, shown: str) -> None:
+    assert money(uusd) == shown
+
+
+@given(st.integers(0, 10**12))
+def test_what_is_shown_is_read_again_within_half_a_percent(uusd: int) -> None:
+    again = uusd_of(money(uusd).replace(",", ""))
+    assert abs(again - uusd) <= max(0.005 * uusd, 0)
+
+
+@pytest.mark.parametrize(("text", "uusd"), [("5", 5_000_000), ("0.000001", 1), (" 2.50 USD", 2_500_000), ("$0.25", 250_000)])
+def test_an_amount_is_read_exactly(text: str, uusd: int) -> None:
+    assert uusd_of(text) == uusd
+
+
+@pytest.mark.parametrize("text", ["", "-5", "five", "0.0000001", "1e3", "1.2.3", "١"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="amount of USD"):
+        uusd_of(text)
