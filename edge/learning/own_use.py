@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edge.core.answer_key import Form, OwnKey, is_number, is_short, plain_words
+from edge.core.choices import chosen_option, listed_options
 from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied, TaskFileError
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import final_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
 from edge.state.feedback import FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
-from edge.verifiers.own_answer import Form, OwnKey, final_answer, is_short, plain_words
 
 SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
@@ -29,11 +31,7 @@ MOST_ANSWERS = 2000
 _STEPS = 4
 _LEFT = ("completed", "in_doubt")
 """What becomes of calls that are known to have reached the cloud LLM."""
-_OPTION = re.compile(r"\(?([A-J])[.):]\s+(\S.*)")
 _LETTER = re.compile(r"\(?([A-Ja-j])[.):]?\)?")
-_NUMBER = re.compile(
-    r"[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?|.*\\[a-z]+.*|[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +118,12 @@ def _item(known: _Known) -> OwnItem | None:
     closed = all(map(is_short, right))
     if not right or (not closed and not (known.corrections or known.liked)):
         return None
-    options = _options(known.prompt)
+    listed = listed_options(known.prompt)
+    options, first = (listed.options, listed.first_number) if listed else ((), None)
     form: Form = "text"
-    if options and all(_LETTER.fullmatch(answer) or answer in options for answer in right):
+    if options and all(_LETTER.fullmatch(answer) or chosen_option(answer, options, first) is not None for answer in right):
         form = "choice"
-    elif all(len(answer) <= 80 and _NUMBER.fullmatch(answer.strip()) for answer in right):
+    elif all(map(is_number, right)):
         form = "math"
     wrong = tuple(dict.fromkeys(answer for answer in known.disliked if answer not in right))
     digest = hashlib.sha256(f"{known.task}\x1f{plain_words(known.prompt)}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -140,13 +139,6 @@ def _item(known: _Known) -> OwnItem | None:
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
     )
     return own_item(item, sent=known.sent)
-
-
-def _options(prompt: str) -> tuple[str, ...]:
-    """The options among the lines of a question, lettered from A without gaps; () where there are none."""
-    found = [match for line in prompt.split("\n") if (match := _OPTION.fullmatch(line.strip()))]
-    in_order = [match[1] for match in found] == [chr(ord("A") + index) for index in range(len(found))]
-    return tuple(match[2] for match in found) if len(found) > 1 and in_order else ()
 
 
 MOST_FILES = 200
