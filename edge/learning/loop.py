@@ -220,7 +220,7 @@ class Learning:
         await self.session.follow_lineage()
         if not plan.own and self._phase != plan.phase:  # reported once as long as learning stays in a phase
             self._phase, phase, phases = plan.phase, components.curriculum.phase(plan.phase), components.curriculum.phase_count
-            started = PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, phase.steps, plan.phase_step, phases)
+            started = PhaseStarted(plan.phase, phase.source, plan.task, plan.target_rate, phase.steps, plan.phase_step, phases)
             components.sink.emit(started)
         await self.link.watch.follow(plan.task)
         try:
