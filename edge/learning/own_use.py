@@ -23,7 +23,7 @@ from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
 from edge.state.feedback import FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder
-from edge.tasks.jsonl import read_items
+from edge.tasks.jsonl import SUFFIXES, notes_of, read_items
 
 SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
@@ -151,7 +151,7 @@ MOST_ITEMS = 100_000
 class _File:
     """A file as it was read: size and time of change show whether it must be read again, the digest whether it is another one.
 
-    `problem`: why none of it is used; `more`: why not all of it is.
+    `problem`: why none of it is used; `notes`: what a person should know of its items.
     """
 
     size: int
@@ -159,12 +159,12 @@ class _File:
     digest: str
     items: tuple[OwnItem, ...] = ()
     problem: str = ""
-    more: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class WatchedFolder:
-    """The `*.jsonl` files of one folder.
+    """The task files of one folder (edge.tasks.jsonl.SUFFIXES).
 
     `notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read.
     """
@@ -194,7 +194,9 @@ class WatchedFolder:
         before = {path: file.digest for path, file in self._files.items()}
         problem, paths = "", []
         try:
-            paths = sorted(path for path in self.folder.iterdir() if path.suffix == ".jsonl" and not path.name.startswith("."))
+            paths = sorted(
+                path for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+            )
         except OSError as error:
             problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror})"
         if len(paths) > MOST_FILES:
@@ -244,8 +246,7 @@ class WatchedFolder:
             problem = file.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
             where = ":" if file.problem.startswith(f"{path}:") and not file.problem.startswith(f"{path}: ") else ": "
             self._notices.append(f"{shown(path.name)}{where}{problem}; the file is left out until it changes")
-        if file.more:
-            self._notices.append(f"{shown(path.name)}: {file.more}")
+        self._notices += [f"{shown(path.name)}: {note}" for note in file.notes]
 
 
 def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
@@ -255,11 +256,13 @@ def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
         items = read_items(path)
     except TaskFileError as error:
         return _File(*seen, digest, problem=str(error))
-    judged = [item for item in items if item.kind is not AnswerKind.FEEDBACK]
-    if not judged:
+    answered = [item for item in items if item.answer]
+    if not answered:
         return _File(*seen, digest, problem="has only items without an answer, which nobody can judge")
-    more = f"has {len(judged)} items; the first {MOST_ITEMS} are used" if len(judged) > MOST_ITEMS else ""
-    return _File(*seen, digest, tuple(own_item(item, sent=True) for item in judged[:MOST_ITEMS]), more=more)
+    most = (f"has {len(answered)} items; the first {MOST_ITEMS} are used",) if len(answered) > MOST_ITEMS else ()
+    return _File(
+        *seen, digest, tuple(own_item(item, sent=True) for item in answered[:MOST_ITEMS]), notes=(*notes_of(items), *most)
+    )
 
 
 _HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
@@ -323,6 +326,14 @@ class OwnUse:
         if self.rules.share <= 0.0:
             return 0
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
+
+    async def through(self) -> int:
+        """How many questions there are, where all were learned from as often as they may be; 0 while one has passes left, or none is
+        there."""
+        sources, uses = await self.sources(), self._uses()
+        items = [one for source in sources for one in source.train]
+        left = any(uses.get(one.key, 0) < self.rules.passes for one in items)
+        return 0 if left or self.rules.share <= 0.0 else len(items)
 
     async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan.

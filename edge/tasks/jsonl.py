@@ -33,7 +33,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,27 +66,14 @@ class JsonLinesSource(ListedItems):
 
     def __init__(self, path: Path) -> None:
         """Reads and checks the whole file. Raises TaskFileError naming file and line."""
-        file = read_file(path)
-        self.notes = file.notes
+        items = read_items(path)
+        self.notes = notes_of(items)
         hint = 'leave "split" out or add lines with "split": "train"'
-        super().__init__(file.items, name=str(path), order_name="jsonl", hint=hint)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFile:
-    """The items of a file in order, and what a person should know of them, a line each."""
-
-    items: list[TaskItem]
-    notes: tuple[str, ...]
+        super().__init__(items, name=str(path), order_name="jsonl", hint=hint)
 
 
 def read_items(path: Path) -> list[TaskItem]:
-    """All items of the file in order; see `read_file`."""
-    return read_file(path).items
-
-
-def read_file(path: Path) -> TaskFile:
-    """The file's items and notes. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
+    """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     is_table = path.suffix.lower() in TABLES
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -108,7 +95,18 @@ def read_file(path: Path) -> TaskFile:
                 hint="remove the repeated question or give it its own id",
             )
         first[item.id] = where
-    return TaskFile([item for _, item in located], tuple(_notes(path, located)))
+    return [item for _, item in located]
+
+
+def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
+    """What a person should know of the items of a file, a line each."""
+    opened = [item for item in items if is_open(item)]
+    if not opened:
+        return ()
+    return (
+        f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is that to {shown(opened[0].question)!r}), "
+        "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words",
+    )
 
 
 def as_record(item: TaskItem) -> dict[str, Any]:
@@ -134,14 +132,6 @@ def _json_records(path: Path, text: str) -> Iterator[Record]:
         if line.strip():
             where = f"{path}:{number}"
             yield Record.of(parsed_json(line, where), where)
-
-
-def _notes(path: Path, located: Sequence[tuple[str, TaskItem]]) -> Iterator[str]:
-    if opened := [where for where, item in located if is_open(item)]:
-        yield (
-            f"{path}: {len(opened)} of {len(located)} answers are longer than {MOST_SHORT_WORDS} words (the first: {opened[0]}), so that "
-            "nobody can judge another answer to them; to have them judged, give a number, an option or a few words"
-        )
 
 
 def _item(record: Record, family: str) -> TaskItem:

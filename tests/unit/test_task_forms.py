@@ -13,7 +13,7 @@ from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.evaluation.judging import Candidate, cloud_messages
-from edge.tasks.jsonl import JsonLinesSource, as_record, read_file, read_items
+from edge.tasks.jsonl import JsonLinesSource, as_record, notes_of, read_items
 from edge.tasks.registry import open_source
 
 LONG = "Dear customer, we are very sorry to hear that your parcel has been lost on its way."
@@ -131,9 +131,9 @@ def test_long_answers_are_reported_when_the_file_is_read_and_never_held_out(tmp_
     path = lines(tmp_path / "own.jsonl", {"question": "2+3?", "answer": 5, "split": "train"}, *records)
     source = JsonLinesSource(path)
     (note,) = source.notes
-    assert "30 of 31 answers" in note and f"{path}:2" in note and "a few words" in note
+    assert "30 of 31 answers" in note and "Write letter 0." in note and "a few words" in note
     assert list(source.test(99)) == [] and len(source.train_items) == 31
-    assert read_file(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5})).notes == ()
+    assert notes_of(read_items(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5}))) == ()
 
 
 CSV = 'Question;Answer;Label;Split;Options\nWhich?;whale;zoo;test;trout | whale\n\n"2+3;\nplus 1?";6;;;\n'
