@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from edge.core.rng import stream
 from edge.core.types import Split, TaskItem
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
@@ -60,6 +61,19 @@ def about(source: TaskSource) -> SourceAbout:
     if isinstance(source, JsonLinesSource):
         return _about_listed(source.name, "file", source)
     raise UsageError(f"{source.name}: this kind of source cannot be described")
+
+
+def file_lines(source: JsonLinesSource) -> Iterator[str]:
+    """What a person should know of a task file before work begins: how many questions of which labels, how they are judged, and what of
+    them cannot be."""
+    described = about(source)
+    labels = Counter(item.task for item in (*source.train_items, *source.test_items))
+    named = f"label {next(iter(labels))}"
+    if len(labels) > 1:
+        named = f"labels kept apart: {', '.join(f'{label} ({count})' for label, count in sorted(labels.items()))}"
+    train, test = counted(described.train or 0, "question"), described.test or 0
+    yield f"{source.name}: {train} to learn from, {test} held out; judged as {', '.join(described.judged_as)}; {named}"
+    yield from (f"{source.name}: {note}" for note in source.notes)
 
 
 def examples(source: TaskSource) -> list[TaskItem]:

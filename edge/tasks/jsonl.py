@@ -8,13 +8,13 @@ One object a line, or one row:
 | prompt, completion | texts | in their place |
 | messages | list of messages | in their place: a conversation that ends with the answer (edge.tasks.forms) |
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
-| label, or task | text | question and answer lines: "math", all others: "chat"; the label whose τ and λ apply |
+| label, or task | text | "chat"; of JSON lines with question and answer "math"; the label whose τ and λ apply |
 | kind | "math", "choice", "text", "program" or "feedback" | what the answer looks like (edge.tasks.forms.fitting_kind) |
 | options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
 | max_steps | whole number from 1 to 1000 | the task label's limit, else 4 |
-| split | "train" or "test" | by a hash of the question: one in ten is "test" |
+| split | "train" or "test" | of 20 questions or more one in ten is "test", by a hash; of fewer none |
 | solution | text | ""; a worked solution in the response format |
 | family | text | "jsonl" or "csv"; what a report groups by |
 | id | text | from the question's hash |
@@ -59,21 +59,39 @@ _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
+FEWEST_TO_HOLD_OUT = 20
+"""Of fewer questions none is held out unless the file states it: who writes down fifteen facts wants all of them learned."""
 
 
 class JsonLinesSource(ListedItems):
-    """A TaskSource over one file, held-out items in file order. `notes`: what a person should know of its items, a line each."""
+    """A TaskSource over one file, held-out items in file order.
+
+    `notes`: what a person should know of its items, a line each; `states_split`: whether the file itself has any held out or not.
+    """
 
     def __init__(self, path: Path) -> None:
         """Reads and checks the whole file. Raises TaskFileError naming file and line."""
-        items = read_items(path)
+        read = _read(path)
+        items = [item for _, item in read]
         self.notes = notes_of(items)
+        self.states_split = any("split" in record.fields for record, _ in read)
         hint = 'leave "split" out or add lines with "split": "train"'
         super().__init__(items, name=str(path), order_name="jsonl", hint=hint)
+
+    def to_measure(self) -> ListedItems:
+        """What is evaluated: the held-out items; where there are none and the file does not want it so, all of them."""
+        if self.test_items or self.states_split:
+            return self
+        items = [replace(item, split="test") for item in self.train_items if not is_open(item)]
+        return ListedItems(items, name=self.name, order_name="jsonl", hint="")
 
 
 def read_items(path: Path) -> list[TaskItem]:
     """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
+    return [item for _, item in _read(path)]
+
+
+def _read(path: Path) -> list[tuple[Record, TaskItem]]:
     is_table = path.suffix.lower() in TABLES
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -81,21 +99,23 @@ def read_items(path: Path) -> list[TaskItem]:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
     family, records = ("csv", table_records(path, text)) if is_table else ("jsonl", _json_records(path, text))
-    located = [(record.where, _item(record, family)) for record in records]
-    if not located:
+    read = [(record, _item(record, family)) for record in records]
+    if not read:
         example = (
             "a header and one question a row" if is_table else 'one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
         )
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
     first: dict[str, str] = {}
-    for where, item in located:
+    for record, item in read:
         if item.id in first:
             raise TaskFileError(
-                f"{where}: id {shown(item.id)!r} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
+                f"{record.where}: id {shown(item.id)!r} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
                 hint="remove the repeated question or give it its own id",
             )
-        first[item.id] = where
-    return [item for _, item in located]
+        first[item.id] = record.where
+    if len(read) < FEWEST_TO_HOLD_OUT and not any("split" in record.fields for record, _ in read):
+        return [(record, replace(item, split="train")) for record, item in read]
+    return read
 
 
 def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
@@ -104,7 +124,7 @@ def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
     if not opened:
         return ()
     return (
-        f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is that to {shown(opened[0].question)!r}), "
+        f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is to {shown(opened[0].question)!r}), "
         "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words",
     )
 
@@ -141,7 +161,7 @@ def _item(record: Record, family: str) -> TaskItem:
     asked = exchange_of(record)
     declared = record.fields.get("kind")
     kind = None if declared is None else AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], ""))
-    task = _label(record, asked)
+    task = _label(record, "math" if asked.form == "question" and family == "jsonl" else OWN_LABEL)
     context = [text for message in asked.context for text in (message.role, message.content)]
     digest = hashlib.sha256("\x1f".join((*context, asked.question)).encode("utf-8", "surrogatepass")).hexdigest()
     preamble = record.optional_text("preamble")
@@ -174,11 +194,11 @@ def _item(record: Record, family: str) -> TaskItem:
     return replace(item, split="train")
 
 
-def _label(record: Record, asked: Exchange) -> str:
+def _label(record: Record, default: str) -> str:
     if "label" in record.fields and "task" in record.fields:
         raise record.bad("label", 'is another word for "task": give one of them')
     key = "label" if "label" in record.fields else "task"
-    label = record.text(key, default="math" if asked.form == "question" else OWN_LABEL)
+    label = record.text(key, default=default)
     if key == "label" and not is_task_label(label):
         raise record.bad(key, f"must be {TASK_LABEL_FORM}")
     return label

@@ -49,6 +49,11 @@ def data_set_of(name: str) -> DataSet | None:
     return found[0]
 
 
+def own_file(name: str) -> JsonLinesSource | None:
+    """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
+    return None if name.startswith("practice:") or data_set_of(name) is not None else _task_file(name)
+
+
 def _task_file(name: str) -> JsonLinesSource:
     path = _expanded(name)
     try:

@@ -397,8 +397,8 @@ async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judg
     async with world.agent() as agent:
         assert agent.components.own_use is not None
         sources = {source.name: source for source in await agent.components.own_use.sources()}
-        assert {name: len(source.train) for name, source in sources.items()} == {"watched:chat": 2, "watched:math": 1}
+        assert {name: len(source.train) for name, source in sources.items()} == {"watched:chat": 3}
         (notice,) = (event.text for event in world.events(Notice) if "b.jsonl" in event.text)
         assert "1 of 2 answers" in notice and "Write a letter" in notice
         await agent.learn(max_steps=10)
-    assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat", "watched:math"}
+    assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat"}

@@ -153,7 +153,7 @@ def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encodin
         ("trout", "whale"),
     )
     assert (first.kind, second.kind, first.family) == (AnswerKind.CHOICE, AnswerKind.MATH, "csv")
-    assert (second.question, second.answer, second.task) == (f"2+3{delimiter}\nplus 1?", "6", "math")
+    assert (second.question, second.answer, second.task) == (f"2+3{delimiter}\nplus 1?", "6", "chat")
 
 
 @pytest.mark.parametrize(
@@ -186,3 +186,13 @@ def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path)
     with pytest.raises(TaskFileError) as caught:
         open_source(str(path))
     assert "UTF-8" in caught.value.hint
+
+
+def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: Path) -> None:
+    facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(19)]
+    few = JsonLinesSource(lines(tmp_path / "few.jsonl", *facts))
+    assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (19, 0, 19)
+    stated = JsonLinesSource(lines(tmp_path / "stated.jsonl", {**facts[0], "split": "test"}, *facts[1:]))
+    assert len(stated.test_items) >= 1 and stated.to_measure() is stated
+    many = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(200)]
+    assert 10 <= len(JsonLinesSource(lines(tmp_path / "many.jsonl", *many)).test_items) <= 30
