@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.errors import ConfigError
+from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     )
     answers = AnswerSettings(
         mode=config.mode,
-        task=serve.task or "",
+        task=serve.task or OWN_LABEL,
         temperature=serve.temperature,
         max_tokens=serve.max_tokens,
         max_steps=serve.max_steps,

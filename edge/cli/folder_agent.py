@@ -17,6 +17,7 @@ from edge.cloud.client import KnownBudget
 from edge.cloud.sent import entry_json, reading_sent
 from edge.core.clock import SystemClock, local_day
 from edge.core.errors import CoordinatorError, NotFound, StateError
+from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
@@ -111,7 +112,7 @@ class FolderAgent:
     async def budget(self) -> Mapping[str, Any]:
         """What the folder knows, and what the coordinator reports now where one can be asked."""
         config = self._config
-        settings = StoredSettings(config.budget.dial, config.serve.task or "", switched_off(config))
+        settings = StoredSettings(config.budget.dial, config.serve.task or OWN_LABEL, switched_off(config))
         with reading(self._folder) as state:
             if state is None:
                 return nothing_stored(settings).to_json()

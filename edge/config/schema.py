@@ -21,6 +21,7 @@ from edge.core.limits import (
     MOST_STEPS,
     MOST_THREADS,
     MOST_TOKENS,
+    OWN_LABEL,
     checked_rule,
     checked_term,
 )
@@ -515,7 +516,9 @@ class ServeConfig(Section):
         le=MOST_STEPS,
         description="Reasoning steps that an answer may have and still be well-formed (null: any number).",
     )
-    task: str | None = Field(None, description="Label whose budget cloud calls for people use (null: the label being learned).")
+    task: str | None = Field(
+        None, description=f"Label of questions that have none, whose budget and dial apply (null: {OWN_LABEL})."
+    )
     cloud_deadline_s: Positive = Field(20.0, description="Seconds that a cloud call may take while a person waits.")
     token_file: str | None = Field(
         None,

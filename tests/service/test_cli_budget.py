@@ -70,9 +70,10 @@ def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: 
     assert main(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out.splitlines()
     device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    $0.00084 (unlimited)"]
-    assert out[:7] == [*device, "state    ok", "", "task     math"]
-    assert out[7].startswith("used     12 calls, ") and out[7].endswith(", $0.00084 by this task alone")
-    assert out[8] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    assert out[:6] == [*device, "", "task     chat"]
+    assert out[6].startswith("used     12 calls, ") and out[6].endswith(", $0.00084 by this task alone")
+    assert out[7] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    assert "state    ok" in out and "task     math" in out, "the label that is learned, of which no budget is known yet"
     assert out[-1].startswith("(as last known in the state folder")
     assert not (used / "coordinator").exists()
 
@@ -88,7 +89,7 @@ def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_
     assert main(["budget", "show", "--json", *place]) == 0
     budgets = json.loads(capsys.readouterr().out)
     assert {task["task"]: (task["target_rate"], task["state"]) for task in budgets["tasks"]} == {
-        "math": (0.15, "paused"), "code": (0.4, "paused"),
+        "chat": (0.15, "paused"), "math": (0.15, "paused"), "code": (0.4, "paused"),
     }  # fmt: skip
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
     assert main(["budget", "resume", "--json", *place]) == 0
@@ -145,7 +146,7 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
         "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
     ]  # fmt: skip
     assert "over 24 recorded answers" in table[11]
-    assert main(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
+    assert main(["whatif", "--target-rate", "0.25", "--task", "chat", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
 
@@ -214,7 +215,7 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
         async with session.post(f"{running}/api/budget", json={"target_rate": None}) as reply:
             assert (reply.status, (await reply.json())["target_rate"]) == (200, None)
         async with session.get(f"{running}/api/status") as reply:
-            assert (await reply.json())["quota"]["task"] == "math"
+            assert (await reply.json())["quota"]["task"] == "chat"
 
 
 @pytest.mark.parametrize(
@@ -241,9 +242,10 @@ def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.Captu
 
 def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
-    assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
-    assert main(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
-    assert "known" not in capsys.readouterr().err
+    assert "no task of the label nosuch is known yet (known: chat, math)" in capsys.readouterr().err
+    for label in ("math", "chat"):
+        assert main(["budget", "set", "10%", "--task", label, "--state", str(used)]) == 0
+        assert "known" not in capsys.readouterr().err
 
 
 def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,7 +254,7 @@ def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureF
     assert main(["budget", "forget", "typo", *place]) == 0
     assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
     assert main(["budget", "show", "--json", *place]) == 0
-    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["math"]
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["chat", "math"]
     assert main(["budget", "forget", "typo", *place]) == 1
     assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
     assert main(["budget", "forget", "no label", *place]) == 2

@@ -97,7 +97,7 @@ async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place
     assert record.local_text == HELP
     assert {piece.source for piece in pieces[:-1] if piece.text} == {"local", "cloud"}
     [call] = world.client.calls
-    assert (call.step, call.task, call.help_units) == (-1, "math", 1)
+    assert (call.step, call.task, call.help_units) == (-1, "chat", 1)
     assert record.charged_uusd == 100
 
 
