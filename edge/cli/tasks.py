@@ -109,6 +109,7 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     if described.left_out:
         lines.append(f"left out: {counted(len(described.left_out), 'record')} that nobody could judge")
         lines += [f"  {line}" for line in described.left_out[:_SHOWN_LEFT_OUT]]
+    lines += [f"note:    {note}" for note in described.notes]
     console = _console()
     print(visible("\n".join(lines)))
     seen: set[str] = set()

@@ -22,7 +22,7 @@ from edge.tasks.source import ListedItems, TaskSource
 class SourceAbout:
     """One source in a list. `kind` is practice, data set or file; `levels` is per family; `train` and `test` count items (None: unlimited).
 
-    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks.
+    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks; `notes` what of it cannot be judged.
     """
 
     name: str
@@ -37,6 +37,7 @@ class SourceAbout:
     where: str
     about: str
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def all_levels(self) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ def about(source: TaskSource) -> SourceAbout:
         listed = _about_listed(source.name, description.kind, source.items)
         return replace(listed, about=description.about, left_out=tuple(source.left_out))
     if isinstance(source, JsonLinesSource):
-        return _about_listed(source.name, "file", source)
+        return replace(_about_listed(source.name, "file", source), notes=source.notes)
     raise UsageError(f"{source.name}: this kind of source cannot be described")
 
 

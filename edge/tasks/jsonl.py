@@ -46,6 +46,7 @@ from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.format import check_format
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.tasks.forms import FORM_KEYS, Exchange, exchange_of, fitting_kind, refuse_tools
+from edge.tasks.program_tests import why_not_judged
 from edge.tasks.record import Record, parsed_json
 from edge.tasks.source import ListedItems
 from edge.tasks.table import SUFFIXES as TABLES
@@ -59,6 +60,7 @@ _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
+_NAMED = 3
 FEWEST_TO_HOLD_OUT = 20
 """Of fewer questions none is held out unless the file states it: who writes down fifteen facts wants all of them learned."""
 
@@ -120,13 +122,26 @@ def _read(path: Path) -> list[tuple[Record, TaskItem]]:
 
 def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
     """What a person should know of the items of a file, a line each."""
+    return tuple(filter(None, [_note_on_long_answers(items), _note_on_tests(items)]))
+
+
+def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
     opened = [item for item in items if is_open(item)]
     if not opened:
-        return ()
+        return ""
     return (
         f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is to {shown(opened[0].question)!r}), "
-        "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words",
+        "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words"
     )
+
+
+def _note_on_tests(items: Sequence[TaskItem]) -> str:
+    programs = [item for item in items if item.kind is AnswerKind.PROGRAM]
+    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer))]
+    if not failing:
+        return ""
+    named = "; ".join(f"{shown(item.question)!r}: {reason}" for item, reason in failing[:_NAMED])
+    return f"the tests of {len(failing)} of {len(programs)} programs cannot be passed here, change or remove them ({named})"
 
 
 def as_record(item: TaskItem) -> dict[str, Any]:

@@ -196,3 +196,35 @@ def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: P
     assert len(stated.test_items) >= 1 and stated.to_measure() is stated
     many = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(200)]
     assert 10 <= len(JsonLinesSource(lines(tmp_path / "many.jsonl", *many)).test_items) <= 30
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("assert f(1) == 2", ""),
+        ("import math, collections.abc\nfrom os import path\nassert f(math.pi)", ""),
+        ("def check(candidate):\n    assert candidate(1)\ncheck(f)", ""),
+        ("assert sorted(f([2]), key=lambda x: -x) == [2]", ""),
+        ("s = Stack()\ns.push(1)\nassert s.pop() == 1", ""),
+        ("class Mine(Exception): pass\nclass More(Mine): pass\nassert f(1)", ""),
+        ('{"inputs": [1], "outputs": [2]}', ""),
+        ("import numpy as np\nassert f(1)", "import numpy"),
+        ("from pytest import raises\nassert f(1)", "import pytest"),
+        ("import asyncio\nasync def main():\n    assert await f(1)\nasyncio.run(main())", "await"),
+        ("import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as o:\n    f(1)", "printed"),
+        ("from contextlib import redirect_stdout\nwith redirect_stdout(None):\n    f(1)", "printed"),
+        ("import sys\nold = sys.stdout\nf(1)", "printed"),
+        ("class Mine(Shape): pass\nassert Mine().area()", "derive a class"),
+        ("assert f(lambda x: x) == 1", "hand functions"),
+        ("def twice(x): return 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+    ],
+)
+def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
+    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code"}
+    fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}
+    notes = JsonLinesSource(lines(tmp_path / "own.jsonl", fine, program)).notes
+    if not reason:
+        assert notes == ()
+        return
+    (note,) = notes
+    assert "1 of 2 programs" in note and "'Write f.'" in note and reason in note
