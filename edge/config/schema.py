@@ -296,7 +296,7 @@ class UseConfig(Section):
         False, description="Where nobody gave a verdict, hold the answer right that the cloud gave and was paid for."
     )
     tasks_folder: str | None = Field(
-        None, description="Folder whose *.jsonl task files are learned from as they come, change and go (null: none)."
+        None, description="Folder whose task files (.jsonl, .csv) are learned from as they come, change and go (null: none)."
     )
     share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
     passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
