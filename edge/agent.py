@@ -29,6 +29,7 @@ from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, Stop
 from edge.core.errors import AdapterError, StateError
+from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.activity import MadeSteps, activity_report
@@ -264,6 +265,7 @@ class Agent:
         settings = with_prompt_form(self._settings, backend.model)
         closing.push_async_callback(self.link.client.aclose)
         closing.push_async_callback(self.link.watch.aclose)
+        closing.push_async_callback(self.link.serving_watch.aclose)
         checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
         versions = Versions(components.state, checkpoints, components.sound)
         self.adapter = ServingAdapter(backend, components.state, checkpoints, versions, components.sink, components.clock)
@@ -274,7 +276,7 @@ class Agent:
         await self._begin_serving(backend, settings)
 
     async def _begin_serving(self, backend: InferenceBackend, settings: AgentSettings) -> None:
-        components, task = self.components, settings.answers.task or self.components.curriculum.present_task
+        components, task = self.components, settings.answers.task or OWN_LABEL
         if self.link.begun:
             await self.link.follow_budgets(task)
         self.budgets = TaskBudgets(

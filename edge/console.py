@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from edge.core.clock import Clock
@@ -25,6 +25,7 @@ from edge.state.events import (
     Notice,
     Offline,
     Online,
+    OwnUseThrough,
     PhaseStarted,
     ReportsDelivered,
     RunFinished,
@@ -36,17 +37,20 @@ from edge.state.events import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_WINDOW = 10
+_WINDOW, _CURVE = 10, 40
 _PLAIN_EVERY_S = 2.0
 _SIGN_OF_LIFE_S = 10.0
-_NAMED_SOURCES = ("practice:", "mine:", "watched:")
+_OWN_USE = ("mine:", "watched:")
+_NAMED_SOURCES = ("practice:", *_OWN_USE)
 """How sources begin whose name says more than their label: made here, people's questions, files that came by."""
+_FILES = (".jsonl", ".csv", ".tsv")
 _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressView:
-    """What is shown of a run: its last step and means of the last 10 steps of the phase (shares are None where there was nothing to count).
+    """What is shown of a run: its last step and means of the last 10 steps of the phase that were about the same source (shares are None
+    where there was nothing to count). `assist_rates` and `overall_accuracies` are the last 40 of that source.
 
     `phase` counts from 1 of `phases`, `phase_steps` is None without end. `times_floor`: how many times the least time of a step they took
     (None: the device was not measured). `task`: the source where its name tells where the questions are from, else the label.
@@ -66,6 +70,24 @@ class ProgressView:
     step_s: float
     left_s: float | None
     times_floor: float | None
+    assist_rates: tuple[float, ...] = ()
+    overall_accuracies: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class _Window:
+    """The last steps about one source, and its curves."""
+
+    steps: deque[StepFinished] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    assist_rates: deque[float] = field(default_factory=lambda: deque(maxlen=_CURVE))
+    overall_accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_CURVE))
+
+    def add(self, step: StepFinished) -> None:
+        """One step more."""
+        self.steps.append(step)
+        self.assist_rates.append(step.control.assist_rate)
+        if step.scores.joint_accuracy is not None:
+            self.overall_accuracies.append(step.scores.joint_accuracy)
 
 
 class Progress:
@@ -74,10 +96,10 @@ class Progress:
     def __init__(self, max_steps: int | None = None) -> None:
         self._max_steps = max_steps
         self._until: int | None = None
-        self._steps: deque[StepFinished] = deque(maxlen=_WINDOW)
+        self._last: StepFinished | None = None
+        self._windows: dict[str, _Window] = {}
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._phase: PhaseStarted | None = None
-        self.assist_rates: deque[float] = deque(maxlen=40)
-        self.overall_accuracies: deque[float] = deque(maxlen=40)
         self.answers = 0
 
     def feed(self, event: Event) -> None:
@@ -86,24 +108,27 @@ class Progress:
             ends = [event.steps_planned, None if self._max_steps is None else event.steps_done + self._max_steps]
             self._until = min((end for end in ends if end is not None), default=None)
         elif isinstance(event, PhaseStarted):
-            self._phase = event
-            self._steps.clear()
+            self._phase, self._last = event, None
+            self._seconds.clear()
+            for window in self._windows.values():
+                window.steps.clear()
         elif isinstance(event, AnswerFinished):
             self.answers += 1
         elif isinstance(event, StepFinished):
-            self._steps.append(event)
-            self.assist_rates.append(event.control.assist_rate)
-            if event.scores.joint_accuracy is not None:
-                self.overall_accuracies.append(event.scores.joint_accuracy)
+            self._last = event
+            self._windows.setdefault(event.source, _Window()).add(event)
+            part = event.time.seconds_by_part  # cloud calls overlap with answering
+            self._seconds.append(part.rollout + part.update + part.save + part.close + part.swap + part.gate)
 
     def view(self) -> ProgressView | None:
         """The present state, None before the first step."""
-        if not self._steps:
+        last = self._last
+        if last is None:
             return None
-        last, steps = self._steps[-1], tuple(self._steps)
+        window = self._windows[last.source]
+        steps = tuple(window.steps)
         planned = self._until if self._until is not None else last.steps_planned
-        parts = [step.time.seconds_by_part for step in steps]  # cloud calls overlap with answering
-        step_s = sum(part.rollout + part.update + part.save + part.close + part.swap + part.gate for part in parts) / len(parts)
+        step_s = sum(self._seconds) / len(self._seconds)
         floors = [(step.time.seconds, step.time.floor_s) for step in steps if step.time.floor_s]
         return ProgressView(
             last,
@@ -120,7 +145,14 @@ class Progress:
             step_s=step_s,
             left_s=None if planned is None else max(0, planned - last.step) * step_s,
             times_floor=sum(seconds for seconds, _ in floors) / sum(floor for _, floor in floors) if floors else None,
+            assist_rates=tuple(window.assist_rates),
+            overall_accuracies=tuple(window.overall_accuracies),
         )
+
+
+def is_own(source: str) -> bool:
+    """Whether a step's source is a person's own: verdicts, watched files, or a task file that is a phase."""
+    return source.startswith(_OWN_USE) or source.partition("#")[0].lower().endswith(_FILES)
 
 
 def _mean(weighted: list[tuple[float | None, float]]) -> float | None:
@@ -128,6 +160,34 @@ def _mean(weighted: list[tuple[float | None, float]]) -> float | None:
     known = [(value, weight) for value, weight in weighted if value is not None and weight > 0]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else None
+
+
+class OwnSteps:
+    """The lines of steps on one's own questions that are written however fast the steps are: each source's first one and its last."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._unwritten: dict[str, str] = {}
+
+    def is_first(self, step: StepFinished) -> bool:
+        """Whether the step is the first of a source of one's own."""
+        is_first = is_own(step.source) and step.source not in self._seen
+        self._seen.add(step.source)
+        return is_first
+
+    def keep(self, step: StepFinished, line: str, *, written: bool) -> None:
+        """A step has this line, which may be the last of its source."""
+        self._unwritten.pop(step.source, None)
+        if is_own(step.source) and not written:
+            self._unwritten[step.source] = line
+
+    def ended(self, event: Event) -> list[str]:
+        """The last lines that were not written, where the event ends what they are about."""
+        if not isinstance(event, (OwnUseThrough, PhaseStarted, RunFinished)):
+            return []
+        lines = list(self._unwritten.values())
+        self._unwritten.clear()
+        return lines
 
 
 class Console:
@@ -145,7 +205,7 @@ class Console:
 
 class PlainConsole(Console):
     """One line per step of two seconds or more, of shorter ones one every two seconds, one at the end of a phase, one inside a long step
-    every ten, and whatever else a person should know.
+    every ten, the first and the last step on one's own questions, and whatever else a person should know.
     """
 
     def __init__(self, stream: TextIO, clock: Clock, progress: Progress, *, legend: str = "") -> None:
@@ -155,11 +215,14 @@ class PlainConsole(Console):
         self._legend = legend
         self._clock = clock
         self._progress = progress
+        self._own = OwnSteps()
         self._last_line_at = self._last_sign_at = self._step_began_at = clock.monotonic()
 
     def emit(self, event: Event) -> None:
         """Write a line where the event deserves one."""
         self._progress.feed(event)
+        for line in self._own.ended(event):
+            self.say(line)
         if isinstance(event, StepProgress):
             now = self._clock.monotonic()
             if now - max(self._last_line_at, self._last_sign_at, self._step_began_at) >= _SIGN_OF_LIFE_S:
@@ -179,12 +242,16 @@ class PlainConsole(Console):
     def _write_progress(self, event: StepFinished | EvalProgress) -> None:
         now, began_at, view = self._clock.monotonic(), self._last_line_at, self._progress.view()
         if isinstance(event, EvalProgress):
-            line, is_last = f"evaluated {event.done} of {event.of}", event.done == event.of
+            line, must = f"evaluated {event.done} of {event.of}", event.done == event.of
         else:
             assert view is not None  # there is a step
-            line, is_last = progress_line(view), event.step == view.planned or event.phase_step == view.phase_steps
+            ends_phase = event.phase_step == view.phase_steps and not event.source.startswith(_OWN_USE)
+            line, must = progress_line(view), self._own.is_first(event) or event.step == view.planned or ends_phase
             began_at = min(began_at, self._step_began_at)
-        if now - began_at < _PLAIN_EVERY_S and not is_last:
+        is_due = must or now - began_at >= _PLAIN_EVERY_S
+        if isinstance(event, StepFinished):
+            self._own.keep(event, line, written=is_due)
+        if not is_due:
             return
         self._last_line_at = now
         if self._legend:
@@ -217,6 +284,7 @@ class LiveConsole(Console):
 
         super().__init__(self)
         self._progress = progress
+        self._own = OwnSteps()
         self._state = "starting"
         self._terminal = Terminal(file=stream, highlight=False, markup=False, emoji=False)
         self._live = Live(get_renderable=self._render, console=self._terminal, refresh_per_second=4, redirect_stdout=False)
@@ -233,12 +301,20 @@ class LiveConsole(Console):
     def emit(self, event: Event) -> None:
         """Redraw, and write what deserves a line."""
         self._progress.feed(event)
+        for line in self._own.ended(event):
+            self.say(line)
         if isinstance(event, EvalProgress):
             self._state = f"evaluated {event.done} of {event.of} {bar(event.done / max(event.of, 1))}"
         elif isinstance(event, StepProgress):
             self._state = inside_step(event)
         elif isinstance(event, StepFinished):
             self._state = f"step {event.step} done"
+            view = self._progress.view()
+            assert view is not None  # there is a step
+            line, is_first = progress_line(view), self._own.is_first(event)
+            self._own.keep(event, line, written=is_first)
+            if is_first:
+                self.say(line)
         elif isinstance(event, RunStarted):
             self._state = "preparing to learn"
         elif line := spoken(event):
@@ -257,7 +333,7 @@ class LiveConsole(Console):
         if view is None:
             return Text(f"{self._state} ...", style="dim")
         control, answers = view.last.control, self._progress.answers
-        rates, accuracies = spark(self._progress.assist_rates), spark(self._progress.overall_accuracies)
+        rates, accuracies = spark(view.assist_rates), spark(view.overall_accuracies)
         done = "" if view.planned is None else bar(view.last.step / max(view.planned, 1), width=10)
         lines = [f"{view.task}  {_of(view.last.step, view.planned)} steps {done}  {timing(view)}   {self._state}"]
         if view.phases > 1:
@@ -350,6 +426,11 @@ def spoken(event: Event) -> str:
             )
         case Notice():
             line = event.text
+        case OwnUseThrough():
+            line = (
+                f"your own {counted(event.questions, 'question')} {'was' if event.questions == 1 else 'were'} learned from "
+                f"{counted(event.passes, 'time')} each; no more steps go to them until you add or correct one, or raise use.passes"
+            )
         case LearningWaits():
             line = f"learning is {event.reason}"
         case LearningResumed():

@@ -14,10 +14,10 @@ from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
-from edge.core.types import FinishReason, Message, Sampling, ScoredToken, TextDelta
+from edge.core.types import FinishReason, Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import check_format, help_trigger_span
-from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
+from edge.dagrpo.prompts import HELP_PHRASE, local_messages
 from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo
 from edge.rpc.client import question_chars
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
@@ -298,15 +298,6 @@ def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
     if asked is None or asked == "cloud-only":
         return asked or own
     return min(asked, own, key=_MOST_RESTRICTIVE_FIRST.index)
-
-
-def local_messages(messages: Sequence[Message], prompt_form: str) -> tuple[Message, ...]:
-    """What the SLM reads: the last question alone for "compact" models, else the conversation under the system prompt."""
-    if prompt_form == "compact":
-        return (messages[-1],)
-    own = "\n\n".join(message.content for message in messages if message.role == "system")
-    system = f"{SYSTEM_PROMPT}\n\n{own}" if own else SYSTEM_PROMPT
-    return (Message("system", system), *(message for message in messages if message.role != "system"))
 
 
 class ServedTexts:

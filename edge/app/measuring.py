@@ -105,6 +105,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
     """
     from edge.evaluation.evaluate import candidates_of, counted_once
     from edge.tasks.descriptions import strata_of
+    from edge.tasks.jsonl import JsonLinesSource
     from edge.tasks.registry import open_source
 
     if plan.candidates is not None:
@@ -112,6 +113,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
     by_source: list[list[Candidate]] = []
     for name in plan.sources:
         source = open_source(name)
+        source = source.to_measure() if isinstance(source, JsonLinesSource) else source
         if plan.per_level is None:
             found = [(item, 1.0) for item in source.test(plan.limit)]
         else:

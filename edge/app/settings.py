@@ -12,6 +12,7 @@ from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pi
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.errors import ConfigError
 from edge.core.formatting import PRACTICE_CLOUD
+from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     )
     answers = AnswerSettings(
         mode=config.mode,
-        task=serve.task or "",
+        task=serve.task or OWN_LABEL,
         temperature=serve.temperature,
         max_tokens=serve.max_tokens,
         max_steps=serve.max_steps,

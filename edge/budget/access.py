@@ -50,8 +50,8 @@ class TaskBudgets:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that have a budget here: the one that serving uses, those of the phases, and those with a dial."""
-        return tuple(dict.fromkeys([self.serving_task, *self._learned.tasks, *self._dials.tasks]))
+        """The tasks that have a budget here: the one that serving uses, those that are or were learned, and those with a dial."""
+        return tuple(dict.fromkeys([self.serving_task, *self._learned.tasks, *self._quotas.learned, *self._dials.tasks]))
 
     def quota(self, task: str | None = None) -> Quota:
         """What a task (None: the one that serving uses) may still ask, from what is known; asks nobody."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from edge.core.clock import Clock
 from edge.core.errors import NotFound, UsageError
+from edge.core.limits import OWN_LABEL
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
@@ -248,6 +249,7 @@ class Dials:
         self._configured = check_rate(configured)
         self._paced = paced
         self._default = _default_of(state, configured)
+        _adopt_older_dial(state)
         self._dials = {dial.task: dial for dial in stored_dials(state, configured)}
         self._forgotten: set[str] = set()
         self._forget_the_oldest()
@@ -321,6 +323,29 @@ class Dials:
     def tasks(self) -> tuple[str, ...]:
         """The tasks that have a dial by now."""
         return tuple(self._dials)
+
+
+_ADOPTED = "dial_of_own_label"
+
+
+def _adopt_older_dial(state: StateFolder) -> None:
+    """Once in a folder: the dial of questions without a label, which had the label that was being learned before they had one of their own.
+
+    It is the one that was set for the label of the last answer, else the one that was set last, else the last answer's as it is.
+    """
+    if state.meta(_ADOPTED) is not None:
+        return
+    learned = {str(task) for (task,) in state.rows("SELECT task FROM terms")}
+    rows = [(str(task), str(dial)) for task, dial in state.rows("SELECT task, dial FROM dials")]
+    older = {task: dial for task, dial in rows if task in learned} or dict(rows)
+    last = next((str(record.get("task")) for record in state.requests(WINDOW) if record.get("task") in older), "")
+    chosen = [task for task, dial in older.items() if json.loads(dial)["own"]]
+    chosen.sort(key=lambda task: (task == last, json.loads(older[task])["set_at"] or 0.0))
+    name = chosen[-1] if chosen else last
+    with state.database as database:
+        if name:
+            database.execute("INSERT OR IGNORE INTO dials VALUES (?, ?)", (OWN_LABEL, older[name]))
+        database.execute("REPLACE INTO meta VALUES (?, ?)", (_ADOPTED, name))
 
 
 def stored_dials(state: StateReader, configured: float | None) -> list[HelpDial]:

@@ -86,10 +86,10 @@ class Overview:
 
         The coordinator reports the device's own total where no budget of the task alone is tighter: then all tasks report the same.
         """
-        known = sorted((one.quota for one in self.tasks if one.quota.as_of is not None), key=lambda quota: quota.as_of or 0.0)
+        known = sorted((one for one in self.tasks if one.quota.as_of is not None), key=lambda one: one.quota.as_of or 0.0)
         shared = [unit for unit in UNITS if known and _is_shared(unit, known)]
         fields = [name for unit in shared for name in (unit, *UNITS[unit])]
-        return {name: getattr(known[-1], name) for name in (*fields, "as_of")} if shared else None
+        return {name: getattr(known[-1].quota, name) for name in (*fields, "as_of")} if shared else None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -115,12 +115,15 @@ UNITS = {
 """What is counted, with the fields of its limit, of what is left and of the limit's period."""
 
 
-def _is_shared(unit: str, known: Sequence[Quota]) -> bool:
-    """Without any limit it is the device's total, whenever each task was reported; else all must report the same."""
-    limit = UNITS[unit][0]
-    if all(getattr(quota, limit) is None for quota in known):
+def _is_shared(unit: str, known: Sequence[TaskBudget]) -> bool:
+    """Without any limit it is the device's total, whenever each task was reported (`known` in this order). With one limit for all it is
+    where all report the same, or the later ones no less, and somebody more than the task alone has used."""
+    limits = {getattr(one.quota, UNITS[unit][0]) for one in known}
+    if limits == {None}:
         return True
-    return len({(getattr(quota, unit), getattr(quota, limit)) for quota in known}) == 1
+    reported = [getattr(one.quota, unit) for one in known]
+    is_total = any(value > getattr(one.used, unit) for value, one in zip(reported, known, strict=True))
+    return len(limits) == 1 and (len(set(reported)) == 1 or (is_total and reported == sorted(reported)))
 
 
 async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader, held: Held) -> Overview:

@@ -164,6 +164,11 @@ class Quotas:
         """The coordinator answered a call."""
         self._refused.pop(task, None)
 
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The labels that learning has terms for, of phases that were left, too."""
+        return tuple(str(task) for (task,) in self.state.rows("SELECT task FROM terms ORDER BY task"))
+
     def is_learned(self, task: str) -> bool:
         """Whether learning has terms for a task."""
         return self.state.terms(task) is not None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 from typer import Argument, Option
 
-from edge.cli.budget import unknown_task_line
+from edge.cli.budget import known_labels, unknown_task_line
 from edge.cli.options import Json, LocalOnly, Task, mode_of, task_label
 from edge.cli.output import print_json, print_line, source_line, visible
 from edge.cli.remote import RemoteAgent, running_agent
@@ -89,7 +89,7 @@ def command(
     async def answered() -> Answer:
         async with answering(settings, settings.mode) as reader:
             if label is not None:
-                known = [budget["task"] for budget in (await reader.control.budget())["tasks"]]
+                known = known_labels(await reader.control.budget())
                 if label not in known:
                     print_line(unknown_task_line(label, known))
             return await ask_and_show(reader, asked, Screen() if json else screen_for_stdout(full=full))

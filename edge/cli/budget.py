@@ -43,7 +43,7 @@ def budget_set(
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
     target, label = rate_or_off(rate), task_label(task)
     config = settings.config()
-    known = [known["task"] for known in ask_agent(config, lambda agent: agent.budget())["tasks"]] if label else []
+    known = known_labels(ask_agent(config, lambda agent: agent.budget())) if label else []
     budgets = ask_agent(config, lambda agent: agent.set_dial(label, target))
     if label and label not in known:
         print_line(unknown_task_line(label, known))
@@ -155,6 +155,12 @@ _ORIGINS = {
     "coordinator": "reported by the coordinator; no agent was asked",
     "stored": "as last known in the state folder; no agent and no coordinator could be asked",
 }
+
+
+def known_labels(budgets: Mapping[str, Any]) -> list[str]:
+    """The labels that somebody serves, learns or has asked under."""
+    named = [budgets["serving_task"]] if budgets["serving_task"] else []
+    return list(dict.fromkeys([*named, *(known["task"] for known in budgets["tasks"])]))
 
 
 def unknown_task_line(task: str, known: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ from typer import Option
 
 from edge.cli import completion
 from edge.cli.exits import INTERRUPTED
-from edge.cli.options import Json
+from edge.cli.options import Json, Sources
 from edge.cli.output import print_line, print_result, visible
-from edge.cli.settings import Settings, takes
+from edge.cli.settings import Settings, takes, task_file_lines
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
@@ -35,6 +35,7 @@ _LONGEST_NAME = 200
 
 @takes("model coordinator state seed unsafe_programs")
 def command(
+    files: Sources = None,
     tasks: Annotated[
         list[str] | None,
         Option(
@@ -121,7 +122,7 @@ def command(
         raise UsageError(f"{off}, so nobody can be asked", hint="leave out --cloud-all and --record, or --replay a recording")
     journal = None if json_out is None else json_out.with_name(json_out.name + ".partial.jsonl")
     plan = EvalPlan(
-        sources=sources_of(tasks, config),
+        sources=sources_of([*(files or ()), *(tasks or ())], config),
         limit=limit or _DEFAULT_LIMIT,
         per_level=per_level,
         adapters=adapter_folders(adapter, config, run_folder),
@@ -141,6 +142,8 @@ def command(
     try:
         with open_console(SystemClock(), quiet=json) as console:
             described = adapter_described(plan.adapters, adapter, config, run_folder)
+            for line in task_file_lines(plan.sources, measured=True):
+                console.say(line)
             console.say(f"evaluating {', '.join(plan.sources)} with {described}")
             outcome = asyncio.run(app.evaluate(config, console.sink, plan))
     except KeyboardInterrupt:

@@ -201,7 +201,7 @@ class FolderAgent:
         config = self._config
         return StoredSettings(
             dial_rate=config.budget.dial,
-            serving_task=config.serve.task or "",
+            serving_task=config.serve.task or OWN_LABEL,
             switched_off=switched_off(config),
             limits=configured_limits(config) if config.coordinator.address is None else None,
             cloud_name=cloud_name(config),

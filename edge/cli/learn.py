@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from edge.cli.exits import INTERRUPTED, stop_on_signals
-from edge.cli.options import Json
+from edge.cli.options import Json, Sources
 from edge.cli.settings import Settings, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 @takes("tasks target_rate seed model coordinator state mode unsafe_programs device_profile")
 def command(
-    steps: Annotated[int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase.")] = None,
+    files: Sources = None,
+    steps: Annotated[int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase (150).")] = None,
     out: Annotated[Path | None, Option("--out", help="Run folder (default: runs/TASK-SEED).", metavar="DIR")] = None,
     eval_limit: Annotated[
         int,
@@ -49,7 +50,8 @@ def command(
 
     if eval_every is not None and not eval_limit:
         raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
-    settings = with_an_end(replace(settings, phase_steps=steps))
+    sources = [*(files or ()), *(settings.tasks or ())]
+    settings = with_an_end(replace(settings, phase_steps=steps, tasks=sources or None))
     if (
         settings.config().gate.enabled is None
     ):  # a run is a measurement: every step's adapter counts, and training goes back to none
@@ -68,7 +70,8 @@ def command(
         except asyncio.CancelledError:
             return INTERRUPTED
     if not json:
-        print("\n".join(summary_lines(summary, folder, cloud_name(resolved.config))), flush=True)
+        lines = list(summary_lines(summary, folder, cloud_name(resolved.config)))
+        print("\n".join([*lines, f"to measure it: edge-agent eval --run {folder}"]), flush=True)
     return INTERRUPTED if summary["reason"] == "stopped" else 0
 
 

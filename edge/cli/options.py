@@ -6,8 +6,9 @@ import re
 from datetime import datetime
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
+from edge.cli import completion
 from edge.cli.output import one_line
 from edge.core.clock import day_began
 from edge.core.errors import UsageError
@@ -18,6 +19,15 @@ from edge.core.rates import rate_of
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 Json = Annotated[bool, Option("--json", help="JSON on stdout: one object, or one event a line.")]
 Task = Annotated[str | None, Option("--task", help="The task, whose budget and dial apply.", metavar="LABEL")]
+Sources = Annotated[
+    list[str] | None,
+    Argument(
+        help="Your own questions (.jsonl, .csv) or another source, as --tasks takes it.",
+        metavar="FILE",
+        show_default=False,
+        autocompletion=completion.sources,
+    ),
+]
 LocalOnly = Annotated[bool, Option("--local-only", help="Ask no cloud.")]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -65,7 +65,7 @@ class Settings:
         list[str] | None,
         Option(
             "--tasks",
-            help="A source (edge-agent tasks list) or a .jsonl file. Repeatable: one phase each.",
+            help="A source (edge-agent tasks list), or a .jsonl or .csv file. Repeatable: one phase each.",
             metavar="SOURCE",
             autocompletion=completion.sources,
         ),
@@ -170,8 +170,21 @@ _WORDS = {
 }
 
 
+def task_file_lines(sources: Iterable[str], *, measured: bool = False) -> Iterator[str]:
+    """What a person should know of their own task files among the sources, one line each; `measured`: they are evaluated, not learned."""
+    from edge.tasks.descriptions import file_lines
+    from edge.tasks.registry import own_file
+
+    for file in filter(None, map(own_file, dict.fromkeys(sources))):
+        yield from file_lines(file)
+        if measured and file.to_measure() is not file:
+            yield f"{file.name}: no question is held out, so all are asked; what was learned from them counts, too"
+
+
 def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
     """What a person should know of the settings before a command begins to work, one line each."""
+    if learns:
+        yield from task_file_lines(phase.source for phase in resolved.config.phases)
     from edge.app import measured_hints, model_file
     from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED
 

@@ -32,7 +32,9 @@ app = Typer(help="What can be learned and evaluated on.", no_args_is_help=True, 
 Source = Annotated[
     str,
     Argument(
-        help="A name that `tasks list` shows, NAME:PATH, or a .jsonl file.", metavar="SOURCE", autocompletion=completion.sources
+        help="A name that `tasks list` shows, NAME:PATH, or a .jsonl or .csv file.",
+        metavar="SOURCE",
+        autocompletion=completion.sources,
     ),
 ]
 
@@ -41,7 +43,7 @@ _SHOWN_CHARS = 1200
 _SHOWN_LEFT_OUT = 5
 _LIST_NOTES = (
     "A data set's name alone loads it from the hub; NAME:PATH reads a local folder or file (jsonl, json, parquet).",
-    'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line.',
+    'The path of a .jsonl file is a source too: {"question": ..., "answer": ...} on each line; or of a .csv file with such a header.',
     "Use any of them with --tasks. More about one: edge-agent tasks show SOURCE",
 )
 
@@ -99,6 +101,7 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     lines = [
         described.name + (f": {described.about}" if described.about else ""),
         f"from:    {described.where}",
+        f"judged:  as {', '.join(described.judged_as)}",
         f"label:   {', '.join(described.labels)}; at most {' or '.join(map(str, described.max_steps))} reasoning steps",
         *(f"levels:  {family} {_span(described.levels[family])}" for family in described.families),
         f"items:   {_count(described.train)} train, {_count(described.test)} test",
@@ -106,6 +109,7 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     if described.left_out:
         lines.append(f"left out: {counted(len(described.left_out), 'record')} that nobody could judge")
         lines += [f"  {line}" for line in described.left_out[:_SHOWN_LEFT_OUT]]
+    lines += [f"note:    {note}" for note in described.notes]
     console = _console()
     print(visible("\n".join(lines)))
     seen: set[str] = set()

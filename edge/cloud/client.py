@@ -273,6 +273,7 @@ class CoordinatorLink:
         """`process`: the coordinator that is started here, None where there is an address to go to. `jitter`: of pauses between tries."""
         self.client = WatchedClient(client, sink, clock)
         self.watch = BudgetWatch(client, jitter, self.client.reached)
+        self.serving_watch = BudgetWatch(client, jitter, self.client.reached)
         self.begun = False
         self._process = process
         self._learned = learned
@@ -325,11 +326,19 @@ class CoordinatorLink:
             raise PermissionDenied(str(self._refusal), hint=hint)
 
     async def follow_budgets(self, serving_task: str) -> None:
-        """Follow the budget of the task at hand; ask once where people's questions use another one."""
+        """Follow the budgets of the task at hand and of people's questions. Where these may not ask, it is said what to do."""
         await self.watch.follow(self._learned.present_task)
-        if self.client.online and serving_task != self.watch.task:
-            with suppress(CoordinatorError):
-                await self.client.get_budget(serving_task)
+        if not self.client.online or serving_task == self.watch.task:
+            return
+        try:
+            await self.client.get_budget(serving_task)
+        except PermissionDenied as error:
+            text = f"questions under the label {serving_task} may not ask the cloud: {error}; set serve.task to a label that may"
+            self._sink.emit(Notice(text, self._clock.now()))
+            return
+        except CoordinatorError:
+            pass
+        await self.serving_watch.follow(serving_task)
 
     async def budget(self, task: str | None = None) -> BudgetSnapshot:
         """The budget of a task (None: the one at hand) at the coordinator. Raises CoordinatorError."""
@@ -341,11 +350,11 @@ class CoordinatorLink:
 
     def follows(self, task: str) -> bool:
         """Whether the coordinator reports this task's budget by itself."""
-        return self.watch.newest(task) is not None
+        return self._followed(task) is not None
 
     def known_budget(self, task: str) -> KnownBudget | None:
         """The budget of a task that the coordinator reported last, by itself or with an answer."""
-        reported, followed = self.client.budget_of(task), self.watch.newest(task)
+        reported, followed = self.client.budget_of(task), self._followed(task)
         if followed is None or (reported is not None and reported.budget.version > followed.version):
             return reported
         return KnownBudget(followed, self._clock.now())
@@ -353,6 +362,9 @@ class CoordinatorLink:
     def why_away(self) -> str:
         """Why the coordinator is not reached, or ""."""
         return "" if self.client.online else self.client.offline_reason or "the coordinator is away"
+
+    def _followed(self, task: str) -> BudgetSnapshot | None:
+        return self.watch.newest(task) or self.serving_watch.newest(task)
 
     async def call(self, call_key: str) -> CloudCompletion:
         """The coordinator's entry of a call. Raises CoordinatorError."""

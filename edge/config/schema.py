@@ -21,6 +21,7 @@ from edge.core.limits import (
     MOST_STEPS,
     MOST_THREADS,
     MOST_TOKENS,
+    OWN_LABEL,
     checked_rule,
     checked_term,
 )
@@ -316,7 +317,7 @@ class UseConfig(Section):
         False, description="Where nobody gave a verdict, hold the answer right that the cloud gave and was paid for."
     )
     tasks_folder: str | None = Field(
-        None, description="Folder whose *.jsonl task files are learned from as they come, change and go (null: none)."
+        None, description="Folder whose task files (.jsonl, .csv) are learned from as they come, change and go (null: none)."
     )
     share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
     passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
@@ -536,7 +537,9 @@ class ServeConfig(Section):
         le=MOST_STEPS,
         description="Reasoning steps that an answer may have and still be well-formed (null: any number).",
     )
-    task: str | None = Field(None, description="Label whose budget cloud calls for people use (null: the label being learned).")
+    task: str | None = Field(
+        None, description=f"Label of questions that have none, whose budget and dial apply (null: {OWN_LABEL})."
+    )
     cloud_deadline_s: Positive = Field(20.0, description="Seconds that a cloud call may take while a person waits.")
     token_file: str | None = Field(
         None,

@@ -1,24 +1,57 @@
 """Which option of a multiple-choice question an answer names.
 
 A lone letter is always read as one. "A) text" must agree with itself. What names two options, or one by a text that stands there twice,
-names none.
+names none. A number names an option only where the question numbers its options: `\\boxed{1}` under options A, B and C says nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.DOTALL)
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
 _INDEX = re.compile(r"\(?\s*([0-9]{1,2})\s*[).:]*")
 _LETTER_AND_TEXT = re.compile(r"\(?\s*([A-Za-z])\s*[).:]+\s*(\S.*)", re.DOTALL)
+_LISTED_LETTER = re.compile(r"\(?([A-J])[.):]\s+(\S.*)")
+_LISTED_NUMBER = re.compile(r"\(?([0-9]{1,2})[.):]\s+(\S.*)")
 
 
-def chosen_option(answer: str, options: Sequence[str]) -> int | None:
-    """Index of the one option that `answer` names, or None. Accepts B, b, (B), B., "B) text", a number from 0, or the option's text.
+@dataclass(frozen=True, slots=True)
+class ListedOptions:
+    """The options that a question lists itself; `first_number` where it numbers them (None: by letters)."""
 
-    A number that is itself an option's text means that text. Without options (0 of them) any letter or number names itself.
+    options: tuple[str, ...]
+    first_number: int | None = None
+
+
+def listed_options(question: str) -> ListedOptions | None:
+    """The options among a question's lines: lettered from A, or its last lines numbered from 0 or 1, without gaps. None: there are none."""
+    lines = [line.strip() for line in question.strip().split("\n")]
+    lettered = [found for line in lines if (found := _LISTED_LETTER.fullmatch(line))]
+    if len(lettered) > 1 and [found[1] for found in lettered] == [chr(ord("A") + index) for index in range(len(lettered))]:
+        return ListedOptions(tuple(found[2] for found in lettered))
+    at_the_end = takewhile(lambda found: found is not None, map(_LISTED_NUMBER.fullmatch, reversed(lines)))
+    numbered = [found for found in at_the_end if found][::-1]
+    numbers = [int(found[1]) for found in numbered]
+    if len(numbers) > 1 and numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return ListedOptions(tuple(found[2] for found in numbered), numbers[0])
+    return None
+
+
+def first_number(question: str, options: Sequence[str]) -> int | None:
+    """What the first of these options is numbered with, where the question lists them by number; None: they are asked for by letter."""
+    listed = listed_options(question)
+    return listed.first_number if listed is not None and listed.options == tuple(options) else None
+
+
+def chosen_option(answer: str, options: Sequence[str], first_number: int | None = 0) -> int | None:
+    """Index of the one option that `answer` names, or None. Accepts B, b, (B), B., "B) text", or the option's text.
+
+    Also a number, counted from `first_number` (None: no number); one that is itself an option's text means that text. Without options (0
+    of them) any letter or number names itself.
     """
     text, count = _unwrapped(answer), len(options) or 26
     if found := _LETTER.fullmatch(text):
@@ -28,7 +61,8 @@ def chosen_option(answer: str, options: Sequence[str]) -> int | None:
     if len(named) == 1:
         return named[0]
     if found := _INDEX.fullmatch(text):
-        return None if named else _within(int(found[1]), count)
+        first = first_number if options else 0
+        return None if named or first is None else _within(int(found[1]) - first, count)
     if options and (found := _LETTER_AND_TEXT.fullmatch(text)):
         index = _within(_of_letter(found[1]), count)
         return index if index is not None and _plain(found[2]) == _plain(options[index]) else None
@@ -51,4 +85,4 @@ def _of_letter(letter: str) -> int:
 
 
 def _within(index: int, count: int) -> int | None:
-    return index if index < count else None
+    return index if 0 <= index < count else None

@@ -14,6 +14,8 @@ LARGEST_SEED = (1 << 63) - 1
 """What SQLite keeps in one column."""
 
 TASK_LABEL_FORM = "a label of 1 to 64 letters, digits and . _ : + -"
+OWN_LABEL = "chat"
+"""The label of a person's question that has none."""
 _TASK_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 

@@ -7,9 +7,10 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
@@ -40,6 +41,7 @@ class AnswerKind(StrEnum):
 
     MATH = "math", "Think step by step, then box the final result.", "edge.verifiers.math_answer:MathAnswer"
     CHOICE = "choice", "Think step by step, then box the letter of the right option.", "edge.verifiers.choice_answer:ChoiceAnswer"
+    TEXT = "text", "Think step by step, then box the answer in a few words.", "edge.verifiers.text_answer:TextAnswer"
     PROGRAM = "program", "Think step by step, then give the whole program in one ```python code block."
     FEEDBACK = "feedback"
 
@@ -51,7 +53,8 @@ class TaskItem:
     `task` is the label whose dual λ and target rate τ apply; `family` the generator or data set; `level` the difficulty from 1
     (0 where unknown); `max_steps` the limit of reasoning steps; `solution` a worked solution in the response format, or "".
     For a program, `answer` holds the tests that judge it (see edge.verifiers.program) and `preamble` the code that is put before
-    what the model writes: imports and functions that the question gives.
+    what the model writes: imports and functions that the question gives. `context` is what a conversation holds before the question: system
+    messages and earlier turns.
     """
 
     id: str
@@ -66,6 +69,13 @@ class TaskItem:
     options: tuple[str, ...] = ()
     solution: str = ""
     preamble: str = ""
+    context: tuple[Message, ...] = ()
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """From what `dataclasses.asdict` made, also after it was JSON; also of a version without the later fields."""
+        context = tuple(Message(**message) for message in fields.get("context", ()))
+        return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"]), "context": context})
 
 
 class FinishReason(StrEnum):

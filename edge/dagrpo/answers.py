@@ -10,6 +10,7 @@ _BRACE = re.compile(r"\s*(?=\{)")
 _IS_ANSWER = re.compile(r"[0-9]|\\(?!boxed)[A-Za-z]")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
@@ -43,6 +44,11 @@ def last_python_block(text: str) -> str | None:
 def shown_answer(text: str) -> str:
     """What a person wants to read first: the boxed answer, else the answer part, else the whole text."""
     return last_boxed(text) or answer_part(text) or text.strip()
+
+
+def final_answer(response: str) -> str:
+    """What a response answers, without its reasoning: the boxed answer, else the answer part, else what follows the reasoning."""
+    return shown_answer(_THINK_PART.sub("", response))
 
 
 def _is_answer(bare: str) -> bool:

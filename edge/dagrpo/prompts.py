@@ -6,6 +6,9 @@ SYSTEM_PROMPT and a templated user prompt. A prompt may tell the price of help (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from edge.core.choices import first_number, listed_options
 from edge.core.types import AnswerKind, Message, TaskItem
 
 HELP_PHRASE = "I need external assistance."
@@ -30,8 +33,12 @@ The user's turn begins with what help costs. Not asking costs nothing, and a rig
 
 def user_prompt(item: TaskItem) -> str:
     """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
-    options = [_options(item.options)] if item.kind is AnswerKind.CHOICE else []
-    return "\n".join(filter(None, [item.question, *options, item.kind.instruction]))
+    options, instruction = "", item.kind.instruction
+    if item.kind is AnswerKind.CHOICE:
+        options = _options(item)
+        if first_number(item.question, item.options) is not None:
+            instruction = instruction.replace("letter", "number")
+    return "\n".join(filter(None, [item.question, options, instruction]))
 
 
 def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None) -> tuple[Message, ...]:
@@ -41,9 +48,19 @@ def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None
     """
     line = "" if price is None else f"{price_line(price, prompt_form)}\n"
     if prompt_form == "compact":
-        return (Message("user", line + compact_question(item)),)
-    system = SYSTEM_PROMPT + PRICE_RULE if line else SYSTEM_PROMPT
-    return (Message("system", system), Message("user", line + user_prompt(item)))
+        return local_messages((Message("user", line + compact_question(item)),), prompt_form)
+    asked = (*item.context, Message("user", line + user_prompt(item)))
+    return local_messages(asked, prompt_form, SYSTEM_PROMPT + PRICE_RULE if line else SYSTEM_PROMPT)
+
+
+def local_messages(messages: Sequence[Message], prompt_form: str, system: str = SYSTEM_PROMPT) -> tuple[Message, ...]:
+    """What the SLM reads of a conversation: the last question alone for "compact" models, else all of it under the system prompt, which
+    comes before the conversation's own."""
+    if prompt_form == "compact":
+        return (messages[-1],)
+    own = "\n\n".join(message.content for message in messages if message.role == "system")
+    system = f"{system}\n\n{own}" if own else system
+    return (Message("system", system), *(message for message in messages if message.role != "system"))
 
 
 def price_line(price: float, prompt_form: str) -> str:
@@ -61,8 +78,12 @@ def price_line(price: float, prompt_form: str) -> str:
 
 def compact_question(item: TaskItem) -> str:
     """The question with its options, if any, and nothing else."""
-    return f"{item.question}\n{_options(item.options)}" if item.options else item.question
+    options = _options(item)
+    return f"{item.question}\n{options}" if options else item.question
 
 
-def _options(options: tuple[str, ...]) -> str:
-    return "\n".join(f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(options))
+def _options(item: TaskItem) -> str:
+    """The lettered options behind the question; "" where there are none, or the question lists them itself."""
+    if not item.options or ((listed := listed_options(item.question)) is not None and listed.options == item.options):
+        return ""
+    return "\n".join(f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(item.options))

@@ -36,6 +36,8 @@ class Candidate:
         """Tells items apart by all that is asked of the model: 32 hex digits."""
         item = self.item
         content = [item.id, item.family, item.question, list(item.options), item.answer, item.preamble, item.max_steps]
+        if item.context:
+            content.append([[message.role, message.content] for message in item.context])
         return hashlib.blake2b(json.dumps(content).encode("ascii"), digest_size=16).hexdigest()
 
 
@@ -185,8 +187,11 @@ async def is_judged(verifier: Verifier, item: TaskItem, text: str) -> bool:
 
 
 def cloud_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
-    """What the cloud LLM reads: the bare question for the bundled one, else the worded user prompt. Never the help phrase."""
-    return (Message("user", compact_question(item) if prompt_form == "compact" else user_prompt(item)),)
+    """What the cloud LLM reads: the bare question for the bundled one, else the conversation with the worded user prompt. Never the help
+    phrase."""
+    if prompt_form == "compact":
+        return (Message("user", compact_question(item)),)
+    return (*item.context, Message("user", user_prompt(item)))
 
 
 def call_key(run_id: str, task: str, task_step: int, prompt: int, item_id: str) -> str:

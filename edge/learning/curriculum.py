@@ -13,7 +13,7 @@ from edge.core.formatting import counted
 from edge.core.types import TaskItem
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
-from edge.tasks.source import TaskSource
+from edge.tasks.source import ListedItems, TaskSource
 
 _PLAN = "plan"
 
@@ -55,8 +55,25 @@ class HeldOut:
     items: tuple[TaskItem, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a phase learns under one label: a whole source, or the questions of one label in a file that has several.
+
+    `share` of the phase's steps is this part's.
+    """
+
+    name: str
+    task: str
+    source: TaskSource
+    share: float = 1.0
+
+
 class Curriculum:
-    """Phases over task sources, continued where the state folder stands."""
+    """Phases over task sources, continued where the state folder stands.
+
+    A file with several labels is learned label by label: each step is about one, with its own λ, and their turns are as many as they have
+    questions. Their sources are called FILE#LABEL.
+    """
 
     def __init__(
         self,
@@ -71,8 +88,9 @@ class Curriculum:
         learned from. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
-        self._sources = {phase.source: open_source(phase.source) for phase in phases}
-        self._tasks = [phase.task or self._label(phase.source, seed) for phase in phases]
+        opened = {phase.source: open_source(phase.source) for phase in phases}
+        self._parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
+        self._sources = {part.name: part.source for parts in self._parts for part in parts}
         self._state = state
         self._seed = seed
         self._prompts = prompts_per_step
@@ -87,7 +105,7 @@ class Curriculum:
     @property
     def tasks(self) -> list[str]:
         """The task labels, each once, in order."""
-        return list(dict.fromkeys(self._tasks))
+        return list(dict.fromkeys(part.task for parts in self._parts for part in parts))
 
     @property
     def phase_count(self) -> int:
@@ -95,9 +113,9 @@ class Curriculum:
         return len(self._phases)
 
     def held_out(self, limit: int) -> list[HeldOut]:
-        """At most `limit` held-out items of each phase's source, each source once."""
-        tasks = dict(reversed([(phase.source, task) for phase, task in zip(self._phases, self._tasks, strict=True)]))
-        return [HeldOut(source, tasks[source], tuple(self._sources[source].test(limit))) for source in self._sources]
+        """At most `limit` held-out items of each phase's source (of each label of one that has several), each source once."""
+        tasks = {part.name: part.task for parts in reversed(self._parts) for part in parts}
+        return [HeldOut(name, tasks[name], tuple(source.test(limit))) for name, source in self._sources.items()]
 
     def adopt(self) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
@@ -106,7 +124,7 @@ class Curriculum:
         first step of a phase there is nothing to begin anew.
         """
         position = self._state.position()
-        plan = [[phase.source, task] for phase, task in zip(self._phases, self._tasks, strict=True)]
+        plan = [[phase.source, parts[0].task] for phase, parts in zip(self._phases, self._parts, strict=True)]
         known = json.loads(self._state.meta(_PLAN) or "null")
         self._state.set_meta(_PLAN, json.dumps(plan))
         if (
@@ -124,8 +142,8 @@ class Curriculum:
         return self.phase_task(self._state.position().phase)
 
     def phase_task(self, phase: int) -> str:
-        """The label of a phase (the last one's past the end)."""
-        return self._tasks[min(phase, len(self._tasks) - 1)]
+        """The label of a phase, the first one of several (the last phase's past the end)."""
+        return self._parts[min(phase, len(self._parts) - 1)][0].task
 
     def phase_rate(self, phase: int) -> float:
         """τ of a phase (the last one's past the end)."""
@@ -133,8 +151,8 @@ class Curriculum:
 
     def rate_of(self, task: str) -> float | None:
         """τ of the first phase with this label, None where none has it."""
-        rates = (phase.target_rate for phase, label in zip(self._phases, self._tasks, strict=True) if label == task)
-        return next(rates, None)
+        phases = zip(self._phases, self._parts, strict=True)
+        return next((phase.target_rate for phase, parts in phases if task in [part.task for part in parts]), None)
 
     def phase(self, phase: int) -> PhaseConfig:
         """A phase's configuration."""
@@ -145,17 +163,17 @@ class Curriculum:
         position = self._current(self._state.position())
         if position.phase >= len(self._phases):
             return None
-        phase = self._phases[position.phase]
-        cursor = self._state.cursor(phase.source, self._seed)
+        phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
+        cursor = self._state.cursor(part.name, self._seed)
         return StepPlan(
             step=position.steps_done + 1,
             steps_planned=self.steps_planned,
             phase=position.phase,
             phase_step=position.phase_step + 1,
-            source=phase.source,
-            task=self._tasks[position.phase],
+            source=part.name,
+            task=part.task,
             target_rate=phase.target_rate,
-            items=self._take(phase.source, cursor),
+            items=self._take(part.name, cursor),
             cursor_seed=self._seed,
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
@@ -192,8 +210,27 @@ class Curriculum:
         self._streams[source] = (cursor + self._prompts, stream)
         return items
 
-    def _label(self, source: str, seed: int) -> str:
-        first = next(iter(self._sources[source].train(seed, 0)), None)
-        if first is None:
-            raise TaskFileError(f"{source}: there are no training items")
-        return first.task
+
+def _parts(phase: PhaseConfig, source: TaskSource, seed: int) -> list[_Part]:
+    """The parts of a phase by label; one where the configuration names a label for all of it. Raises TaskFileError."""
+    labels = source.by_label() if isinstance(source, ListedItems) and phase.task is None else {}
+    if len(labels) > 1:
+        whole = sum(len(items.train_items) for items in labels.values())
+        return [_Part(f"{phase.source}#{label}", label, items, len(items.train_items) / whole) for label, items in labels.items()]
+    first = None if phase.task else next(iter(source.train(seed, 0)), None)
+    if phase.task is None and first is None:
+        raise TaskFileError(f"{phase.source}: there are no training items")
+    return [_Part(phase.source, phase.task or (first.task if first else ""), source)]
+
+
+_GOLDEN = (5.0**0.5 - 1.0) / 2.0
+
+
+def _whose_turn(parts: Sequence[_Part], phase_step: int) -> _Part:
+    """The part that the step after `phase_step` is about: each has its share of any number of steps in a row, as evenly as can be."""
+    place = (phase_step + 0.5) * _GOLDEN % 1.0
+    for part in parts[:-1]:
+        place -= part.share
+        if place < 0.0:
+            return part
+    return parts[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -18,12 +18,14 @@ from edge.state.events import EvalProgress, HeldOutScored, StepFinished
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """The steps of one phase, at least one, in order. `phase` counts from 0."""
+    """The steps of one phase about one source, at least one, in order. `phase` counts from 0; `end` is the number of the last step
+    of this source and those that it took turns with."""
 
     phase: int
     source: str
     task: str
     steps: tuple[StepFinished, ...]
+    end: int
 
     @property
     def first(self) -> int:
@@ -48,9 +50,20 @@ class PhaseSpan:
 
 
 def phase_spans(steps: Sequence[StepFinished]) -> list[PhaseSpan]:
-    """Consecutive steps of the same phase, in order."""
-    grouped = groupby(steps, key=lambda step: (step.phase, step.source, step.task))
-    return [PhaseSpan(phase, source, task, tuple(members)) for (phase, source, task), members in grouped]
+    """Consecutive steps of the same phase, in order; of a phase with several sources those of each."""
+    spans = []
+    for phase, members in groupby(steps, key=lambda step: step.phase):
+        by_source: dict[tuple[str, str], list[StepFinished]] = {}
+        for step in members:
+            by_source.setdefault((step.source, step.task), []).append(step)
+        spans += [PhaseSpan(phase, source, task, tuple(own), own[-1].step) for (source, task), own in by_source.items()]
+    for number in reversed(range(len(spans) - 1)):  # sources that take turns end together
+        if spans[number + 1].first <= spans[number].end:
+            spans[number] = replace(spans[number], end=max(spans[number].end, spans[number + 1].end))
+    for number in range(1, len(spans)):
+        if spans[number].first <= spans[number - 1].end:
+            spans[number] = replace(spans[number], end=spans[number - 1].end)
+    return spans
 
 
 class Examinee(Protocol):
@@ -147,14 +160,15 @@ class Forgetting:
 def forgetting_of(steps: Sequence[StepFinished], results: Sequence[HeldOutScored]) -> list[Forgetting]:
     """One entry for each phase that another source followed and whose own source was scored after its last step."""
     spans, entries = phase_spans(steps), []
-    for index, span in enumerate(spans[:-1]):
-        later = spans[index + 1 :]
-        until = next((other.first - 1 for other in later if other.source == span.source), later[-1].last)
+    for span in spans:
+        later = [other for other in spans if other.first > span.end]
+        following = [other.source for other in later if other.end == later[0].end]
+        until = next((other.first - 1 for other in later if other.source == span.source), later[-1].last if later else 0)
         own = sorted((result for result in results if result.source == span.source), key=lambda result: result.step)
-        during = next((result for result in own if result.step == span.last), None)
-        if during is None or later[0].source == span.source:
+        during = next((result for result in own if result.step == span.end), None)
+        if during is None or not later or span.source in following:
             continue
-        post = next((result for result in reversed(own) if span.last < result.step <= until), None)
+        post = next((result for result in reversed(own) if span.end < result.step <= until), None)
         before, after = during.forced_local_accuracy, post.forced_local_accuracy if post else None
         entries.append(
             Forgetting(

@@ -23,7 +23,7 @@ from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
 from edge.learning.step_reporter import StepReporter
-from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
+from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
 
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
@@ -57,6 +57,7 @@ class Learning:
     _stage: str = field(default="idle", init=False)
     _monitor: RollbackMonitor | None = field(default=None, init=False)
     _phase: int | None = field(default=None, init=False)
+    _own_through: bool = field(default=False, init=False)
 
     async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
@@ -146,6 +147,7 @@ class Learning:
     async def _loop(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
         """Until the phases are done, so many steps are made, or a stop is asked for."""
         made, is_cut = 0, False
+        await self._report_own_use()
         while not self.stop.asked:
             try:
                 if is_cut and not await self._recover():
@@ -167,6 +169,8 @@ class Learning:
                     if self.readiness.waits > waits:  # feedback and files may have come and gone since
                         plan = await self._next_plan() or plan
                     made += await self._make(step, plan)
+                    if plan.own:
+                        await self._report_own_use()
             except Exception:
                 if not self.disk_space.was_missing():
                     raise
@@ -178,6 +182,14 @@ class Learning:
         curriculum, own_use = self.components.curriculum, self.components.own_use
         plan = curriculum.next_step()
         return plan if own_use is None else await own_use.next_step(plan)
+
+    async def _report_own_use(self) -> None:
+        """Once, when every question of one's own has been learned from as often as it may be."""
+        own_use, clock = self.components.own_use, self.components.clock
+        through = await own_use.through() if own_use is not None else 0
+        if own_use is not None and through and not self._own_through:
+            self.components.sink.emit(OwnUseThrough(through, own_use.rules.passes, clock.now()))
+        self._own_through = bool(through)
 
     async def _recover(self) -> bool:
         """Once there is room on the disk: finish the step that was cut where its checkpoint is whole, else go back to what was committed.
@@ -220,7 +232,7 @@ class Learning:
         await self.session.follow_lineage()
         if not plan.own and self._phase != plan.phase:  # reported once as long as learning stays in a phase
             self._phase, phase, phases = plan.phase, components.curriculum.phase(plan.phase), components.curriculum.phase_count
-            started = PhaseStarted(plan.phase, plan.source, plan.task, plan.target_rate, phase.steps, plan.phase_step, phases)
+            started = PhaseStarted(plan.phase, phase.source, plan.task, plan.target_rate, phase.steps, plan.phase_step, phases)
             components.sink.emit(started)
         await self.link.watch.follow(plan.task)
         try:

@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edge.core.answer_key import Form, OwnKey, is_number, is_short, plain_words
+from edge.core.choices import chosen_option, listed_options
 from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied, TaskFileError
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import given_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
 from edge.state.feedback import FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder
-from edge.tasks.jsonl import read_items
-from edge.verifiers.own_answer import Form, OwnKey, final_answer, is_short, plain_words
+from edge.tasks.jsonl import SUFFIXES, notes_of, read_items
 
 SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
@@ -30,11 +32,7 @@ MOST_ANSWERS = 2000
 _STEPS = 4
 _LEFT = ("completed", "in_doubt")
 """What becomes of calls that are known to have reached the cloud LLM."""
-_OPTION = re.compile(r"\(?([A-J])[.):]\s+(\S.*)")
 _LETTER = re.compile(r"\(?([A-Ja-j])[.):]?\)?")
-_NUMBER = re.compile(
-    r"[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?|.*\\[a-z]+.*|[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +119,12 @@ def _item(known: _Known) -> OwnItem | None:
     closed = all(map(is_short, right))
     if not right or (not closed and not (known.corrections or known.liked)):
         return None
-    options = _options(known.prompt)
+    listed = listed_options(known.prompt)
+    options, first = (listed.options, listed.first_number) if listed else ((), None)
     form: Form = "text"
-    if options and all(_LETTER.fullmatch(answer) or answer in options for answer in right):
+    if options and all(_LETTER.fullmatch(answer) or chosen_option(answer, options, first) is not None for answer in right):
         form = "choice"
-    elif all(len(answer) <= 80 and _NUMBER.fullmatch(answer.strip()) for answer in right):
+    elif all(map(is_number, right)):
         form = "math"
     wrong = tuple(dict.fromkeys(answer for answer in known.disliked if answer not in right))
     digest = hashlib.sha256(f"{known.task}\x1f{plain_words(known.prompt)}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -144,13 +143,6 @@ def _item(known: _Known) -> OwnItem | None:
     return own_item(item, sent=known.sent)
 
 
-def _options(prompt: str) -> tuple[str, ...]:
-    """The options among the lines of a question, lettered from A without gaps; () where there are none."""
-    found = [match for line in prompt.split("\n") if (match := _OPTION.fullmatch(line.strip()))]
-    in_order = [match[1] for match in found] == [chr(ord("A") + index) for index in range(len(found))]
-    return tuple(match[2] for match in found) if len(found) > 1 and in_order else ()
-
-
 MOST_FILES = 200
 MOST_BYTES = 64 << 20
 MOST_ITEMS = 100_000
@@ -161,7 +153,7 @@ MOST_ITEMS = 100_000
 class _File:
     """A file as it was read: size and time of change show whether it must be read again, the digest whether it is another one.
 
-    `problem`: why none of it is used; `more`: why not all of it is.
+    `problem`: why none of it is used; `notes`: what a person should know of its items.
     """
 
     size: int
@@ -169,12 +161,12 @@ class _File:
     digest: str
     items: tuple[OwnItem, ...] = ()
     problem: str = ""
-    more: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class WatchedFolder:
-    """The `*.jsonl` files of one folder.
+    """The task files of one folder (edge.tasks.jsonl.SUFFIXES).
 
     `notice` is called once for each bad file (and again when its content changes), and when the folder cannot be read.
     """
@@ -204,7 +196,9 @@ class WatchedFolder:
         before = {path: file.digest for path, file in self._files.items()}
         problem, paths = "", []
         try:
-            paths = sorted(path for path in self.folder.iterdir() if path.suffix == ".jsonl" and not path.name.startswith("."))
+            paths = sorted(
+                path for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+            )
         except OSError as error:
             problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror})"
         if len(paths) > MOST_FILES:
@@ -254,8 +248,7 @@ class WatchedFolder:
             problem = file.problem.removeprefix(f"{path}: ").removeprefix(f"{path}:")
             where = ":" if file.problem.startswith(f"{path}:") and not file.problem.startswith(f"{path}: ") else ": "
             self._notices.append(f"{shown(path.name)}{where}{problem}; the file is left out until it changes")
-        if file.more:
-            self._notices.append(f"{shown(path.name)}: {file.more}")
+        self._notices += [f"{shown(path.name)}: {note}" for note in file.notes]
 
 
 def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
@@ -265,11 +258,13 @@ def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
         items = read_items(path)
     except TaskFileError as error:
         return _File(*seen, digest, problem=str(error))
-    judged = [item for item in items if item.kind is not AnswerKind.FEEDBACK]
-    if not judged:
+    answered = [item for item in items if item.answer]
+    if not answered:
         return _File(*seen, digest, problem="has only items without an answer, which nobody can judge")
-    more = f"has {len(judged)} items; the first {MOST_ITEMS} are used" if len(judged) > MOST_ITEMS else ""
-    return _File(*seen, digest, tuple(own_item(item, sent=True) for item in judged[:MOST_ITEMS]), more=more)
+    most = (f"has {len(answered)} items; the first {MOST_ITEMS} are used",) if len(answered) > MOST_ITEMS else ()
+    return _File(
+        *seen, digest, tuple(own_item(item, sent=True) for item in answered[:MOST_ITEMS]), notes=(*notes_of(items), *most)
+    )
 
 
 _HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
@@ -339,6 +334,14 @@ class OwnUse:
         if self.rules.share <= 0.0:
             return 0
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
+
+    async def through(self) -> int:
+        """How many questions there are, where all were learned from as often as they may be; 0 while one has passes left, or none is
+        there."""
+        sources, uses = await self.sources(), self._uses()
+        items = [one for source in sources for one in source.train]
+        left = any(uses.get(one.key, 0) < self.rules.passes for one in items)
+        return 0 if left or self.rules.share <= 0.0 else len(items)
 
     async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan.

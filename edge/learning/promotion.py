@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from edge.core.errors import AdapterError
-from edge.core.types import AdapterRef, AnswerKind, TaskItem
+from edge.core.types import AdapterRef, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.evaluation.evaluate import Candidate, candidates_of
 from edge.learning.checkpoints import Checkpoint, Checkpoints
@@ -55,8 +55,7 @@ class Memory:
         fields: dict[str, Any] = json.loads(text) if text else {}
         anchors: dict[str, tuple[TaskItem, ...]] = {}
         for source, items in fields.pop("anchors", {}).items():
-            known = ({**item, "kind": AnswerKind(item["kind"]), "options": tuple(item["options"])} for item in items)
-            anchors[source] = tuple(TaskItem(**item) for item in known)
+            anchors[source] = tuple(map(TaskItem.from_dict, items))
         return cls(**fields, anchors=anchors)
 
 

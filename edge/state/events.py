@@ -378,6 +378,16 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnUseThrough(Event):
+    """Every question of one's own has been learned from as often as `use.passes` allows; steps go to practice alone until there is more."""
+
+    kind: ClassVar[str] = "own_use_through"
+    questions: int
+    passes: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class LearningWaits(Event):
     """The next step waits: a person has paused learning, or the machine is not free. `reason` is one line, as "waiting: on battery"."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from edge.core.rng import stream
 from edge.core.types import Split, TaskItem
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
@@ -21,7 +22,7 @@ from edge.tasks.source import ListedItems, TaskSource
 class SourceAbout:
     """One source in a list. `kind` is practice, data set or file; `levels` is per family; `train` and `test` count items (None: unlimited).
 
-    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks.
+    `judged_as` are the kinds of answer; `where` is how to get it; `about` what it asks; `notes` what of it cannot be judged.
     """
 
     name: str
@@ -36,6 +37,7 @@ class SourceAbout:
     where: str
     about: str
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def all_levels(self) -> tuple[int, ...]:
@@ -58,8 +60,21 @@ def about(source: TaskSource) -> SourceAbout:
         listed = _about_listed(source.name, description.kind, source.items)
         return replace(listed, about=description.about, left_out=tuple(source.left_out))
     if isinstance(source, JsonLinesSource):
-        return _about_listed(source.name, "file", source)
+        return replace(_about_listed(source.name, "file", source), notes=source.notes)
     raise UsageError(f"{source.name}: this kind of source cannot be described")
+
+
+def file_lines(source: JsonLinesSource) -> Iterator[str]:
+    """What a person should know of a task file before work begins: how many questions of which labels, how they are judged, and what of
+    them cannot be."""
+    described = about(source)
+    labels = Counter(item.task for item in (*source.train_items, *source.test_items))
+    named = f"label {next(iter(labels))}"
+    if len(labels) > 1:
+        named = f"labels kept apart: {', '.join(f'{label} ({count})' for label, count in sorted(labels.items()))}"
+    train, test = counted(described.train or 0, "question"), described.test or 0
+    yield f"{source.name}: {train} to learn from, {test} held out; judged as {', '.join(described.judged_as)}; {named}"
+    yield from (f"{source.name}: {note}" for note in source.notes)
 
 
 def examples(source: TaskSource) -> list[TaskItem]:

@@ -1,25 +1,29 @@
-"""Task items from a JSON Lines file.
+"""Task items from a person's own file: JSON Lines, or CSV with a header.
 
-One object a line:
+One object a line, or one row:
 
 | key | type | default |
 |---|---|---|
-| question | text | required |
-| answer | text or number | required but for `feedback`; `choice`: letter, index from 0, or option text; `program`: its tests |
+| question, answer | text; text or number | required but for `feedback`; `choice`: letter, index from 0, or text; `program`: its tests |
+| prompt, completion | texts | in their place |
+| messages | list of messages | in their place: a conversation that ends with the answer (edge.tasks.forms) |
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
-| task | text | "math"; the label whose τ and λ apply |
-| kind | "math", "choice", "program" or "feedback" | "math" |
-| options | list of texts | [] (2 to 10 for `choice`) |
+| label, or task | text | "chat"; of JSON lines with question and answer "math"; the label whose τ and λ apply |
+| kind | "math", "choice", "text", "program" or "feedback" | what the answer looks like (edge.tasks.forms.fitting_kind) |
+| options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
 | max_steps | whole number from 1 to 1000 | the task label's limit, else 4 |
-| split | "train" or "test" | by a hash of the question: one in ten is "test" |
+| split | "train" or "test" | of 20 questions or more one in ten is "test", by a hash; of fewer none |
 | solution | text | ""; a worked solution in the response format |
-| family | text | "jsonl"; what a report groups by |
+| family | text | "jsonl" or "csv"; what a report groups by |
 | id | text | from the question's hash |
 
 Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
 this schema. A byte order mark at the beginning is passed over.
+
+An answer of which nobody stated the kind, and which is too long to be compared, makes an open item: of kind feedback, with the answer as
+the one that is known to be right (edge.core.answer_key.OwnKey). It is learned from and never held out.
 """
 
 from __future__ import annotations
@@ -28,123 +32,246 @@ import ast
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from edge.core.choices import chosen_option
+from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short
+from edge.core.choices import chosen_option, first_number, listed_options
 from edge.core.errors import TaskFileError
 from edge.core.formatting import shown
+from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
 from edge.core.types import AnswerKind, Split, TaskItem
+from edge.dagrpo.format import check_format
 from edge.dagrpo.hyperparameters import STEP_LIMITS
+from edge.tasks.forms import FORM_KEYS, Exchange, exchange_of, fitting_kind, refuse_tools
+from edge.tasks.program_tests import why_not_judged
 from edge.tasks.record import Record, parsed_json
 from edge.tasks.source import ListedItems
+from edge.tasks.table import SUFFIXES as TABLES
+from edge.tasks.table import table_records
 
+SUFFIXES = (".jsonl", *TABLES)
+"""How the names of task files end; a file of any other name is read as JSON Lines."""
 _FIELDS = ("question", "answer", "task", "kind", "options", "preamble", "level", "max_steps", "split", "solution", "family", "id")
-_KEYS = {*_FIELDS, "tests"}
+_KEYS = {*_FIELDS, *FORM_KEYS, "tests", "label"}
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
+_NAMED = 3
+FEWEST_TO_HOLD_OUT = 20
+"""Of fewer questions none is held out unless the file states it: who writes down fifteen facts wants all of them learned."""
 
 
 class JsonLinesSource(ListedItems):
-    """A TaskSource over one file, held-out items in file order."""
+    """A TaskSource over one file, held-out items in file order.
+
+    `notes`: what a person should know of its items, a line each; `states_split`: whether the file itself has any held out or not.
+    """
 
     def __init__(self, path: Path) -> None:
         """Reads and checks the whole file. Raises TaskFileError naming file and line."""
+        read = _read(path)
+        items = [item for _, item in read]
+        self.notes = notes_of(items)
+        self.states_split = any("split" in record.fields for record, _ in read)
         hint = 'leave "split" out or add lines with "split": "train"'
-        super().__init__(read_items(path), name=str(path), order_name="jsonl", hint=hint)
+        super().__init__(items, name=str(path), order_name="jsonl", hint=hint)
+
+    def to_measure(self) -> ListedItems:
+        """What is evaluated: the held-out items; where there are none and the file does not want it so, all of them."""
+        if self.test_items or self.states_split:
+            return self
+        items = [replace(item, split="test") for item in self.train_items if not is_open(item)]
+        return ListedItems(items, name=self.name, order_name="jsonl", hint="")
 
 
 def read_items(path: Path) -> list[TaskItem]:
     """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
+    return [item for _, item in _read(path)]
+
+
+def _read(path: Path) -> list[tuple[Record, TaskItem]]:
+    is_table = path.suffix.lower() in TABLES
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"{path}: cannot be read ({error})", hint="give the path of a UTF-8 JSON Lines file") from error
-    items = [_item(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not items:
-        raise TaskFileError(
-            f"{path}: no task item in the file", hint='one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
+        hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
+        raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
+    family, records = ("csv", table_records(path, text)) if is_table else ("jsonl", _json_records(path, text))
+    read = [(record, _item(record, family)) for record in records]
+    if not read:
+        example = (
+            "a header and one question a row" if is_table else 'one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
         )
-    for name, count in Counter(item.id for item in items).items():
-        if count > 1:
+        raise TaskFileError(f"{path}: no task item in the file", hint=example)
+    first: dict[str, str] = {}
+    for record, item in read:
+        if item.id in first:
             raise TaskFileError(
-                f"{path}: id {shown(name)!r} occurs twice", hint="remove the repeated question or give it its own id"
+                f"{record.where}: id {shown(item.id)!r} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
+                hint="remove the repeated question or give it its own id",
             )
-    return items
+        first[item.id] = record.where
+    if len(read) < FEWEST_TO_HOLD_OUT and not any("split" in record.fields for record, _ in read):
+        return [(record, replace(item, split="train")) for record, item in read]
+    return read
+
+
+def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
+    """What a person should know of the items of a file, a line each."""
+    return tuple(filter(None, [_note_on_long_answers(items), _note_on_tests(items)]))
+
+
+def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
+    opened = [item for item in items if is_open(item)]
+    if not opened:
+        return ""
+    return (
+        f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is to {shown(opened[0].question)!r}), "
+        "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words"
+    )
+
+
+def _note_on_tests(items: Sequence[TaskItem]) -> str:
+    programs = [item for item in items if item.kind is AnswerKind.PROGRAM]
+    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer))]
+    if not failing:
+        return ""
+    named = "; ".join(f"{shown(item.question)!r}: {reason}" for item, reason in failing[:_NAMED])
+    return f"the tests of {len(failing)} of {len(programs)} programs cannot be passed here, change or remove them ({named})"
 
 
 def as_record(item: TaskItem) -> dict[str, Any]:
     """The line's object for an item; reading it gives the item back. What is at its default is left out."""
     record = {key: getattr(item, key) for key in _FIELDS} | {"kind": item.kind.value, "options": list(item.options)}
+    if item.context:
+        asked, answer = (
+            {"role": "user", "content": record.pop("question")},
+            {"role": "assistant", "content": record.pop("answer")},
+        )
+        record = {"messages": [*map(asdict, item.context), asked, answer], **record}
     return {key: value for key, value in record.items() if value not in ("", [])}
 
 
-def _item(line: str, where: str) -> TaskItem:
-    record = Record.of(parsed_json(line, where), where)
+def is_open(item: TaskItem) -> bool:
+    """Whether a right answer is known, and nobody can judge another one."""
+    key = OwnKey.from_json(item.answer) if item.kind is AnswerKind.FEEDBACK else None
+    return key is not None and not key.closed
+
+
+def _json_records(path: Path, text: str) -> Iterator[Record]:
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield Record.of(parsed_json(line, where), where)
+
+
+def _item(record: Record, family: str) -> TaskItem:
+    refuse_tools(record)
     if unknown := sorted(set(record.fields) - _KEYS):
-        raise TaskFileError(f"{where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
-    question = record.text("question")
-    kind = AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], "math"))
-    task = record.text("task", default="math")
-    digest = hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
-    hashed_split = "test" if int(digest[:8], 16) % _TEST_SHARE == 0 else "train"
+        raise TaskFileError(f"{record.where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
+    asked = exchange_of(record)
+    declared = record.fields.get("kind")
+    kind = None if declared is None else AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], ""))
+    task = _label(record, "math" if asked.form == "question" and family == "jsonl" else OWN_LABEL)
+    context = [text for message in asked.context for text in (message.role, message.content)]
+    digest = hashlib.sha256("\x1f".join((*context, asked.question)).encode("utf-8", "surrogatepass")).hexdigest()
     preamble = record.optional_text("preamble")
     if preamble and kind is not AnswerKind.PROGRAM:
         raise record.bad("preamble", 'belongs to items of kind "program"')
-    return TaskItem(
-        id=record.text("id", default=f"jsonl/{digest[:16]}"),
+    kind, answer, options = _judged(record, asked, kind)
+    max_steps = record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1, most=_MOST_STEPS)
+    worked = asked.written if asked.written and check_format(asked.written, max_steps).ok else ""
+    held_out = int(digest[:8], 16) % _TEST_SHARE == 0
+    split = cast(Split, record.one_of("split", ["train", "test"], "test" if held_out else "train"))
+    item = TaskItem(
+        id=record.text("id", default=f"{family}/{digest[:16]}"),
         task=task,
-        family=record.text("family", default="jsonl"),
+        family=record.text("family", default=family),
         level=record.whole("level", default=0, least=0, most=_MOST_LEVELS),
-        split=cast(Split, record.one_of("split", ["train", "test"], hashed_split)),
-        question=question,
-        answer=_answer(record, kind),
+        split=split,
+        question=asked.question,
+        answer=answer,
         kind=kind,
-        max_steps=record.whole("max_steps", default=STEP_LIMITS.get(task, _DEFAULT_STEP_LIMIT), least=1, most=_MOST_STEPS),
-        options=_options(record, kind),
-        solution=record.optional_text("solution"),
+        max_steps=max_steps,
+        options=options,
+        solution=record.optional_text("solution") or worked,
         preamble=preamble,
+        context=asked.context,
     )
+    if not is_open(item):
+        return item
+    if record.fields.get("split") == "test":
+        raise record.bad(asked.answer_key, 'is too long to be judged, so it cannot be held out: shorten it, or leave out "split"')
+    return replace(item, split="train")
 
 
-def _answer(record: Record, kind: AnswerKind) -> str:
+def _label(record: Record, default: str) -> str:
+    if "label" in record.fields and "task" in record.fields:
+        raise record.bad("label", 'is another word for "task": give one of them')
+    key = "label" if "label" in record.fields else "task"
+    label = record.text(key, default=default)
+    if key == "label" and not is_task_label(label):
+        raise record.bad(key, f"must be {TASK_LABEL_FORM}")
+    return label
+
+
+def _judged(record: Record, asked: Exchange, kind: AnswerKind | None) -> tuple[AnswerKind, str, tuple[str, ...]]:
+    """How the answer is judged, its text (a program's tests, an open question's key), and a choice's options."""
     if "tests" in record.fields:
-        return _tests(record, kind)
-    if kind is AnswerKind.FEEDBACK and "answer" not in record.fields:
-        return ""
-    value = record.fields.get("answer")
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise record.bad("answer", "must be a non-empty text or a number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise record.bad("answer", f"must be a number, not {value}; where this word is the answer, write it as a text in quotes")
+        return AnswerKind.PROGRAM, _tests(record, asked, kind), ()
+    options = record.texts("options")
+    if kind is AnswerKind.FEEDBACK and asked.answer is None:
+        return kind, "", options
+    answer = _answer_text(record, asked)
+    if kind is None:
+        kind, options = fitting_kind(asked.question, answer, options)
     if kind is AnswerKind.CHOICE:
-        options = _options(record, kind)
-        named = chosen_option(str(value), options)
-        if named is None:
-            last = chr(ord("A") + len(options) - 1)
-            known = f"give a letter from A to {last}, an index from 0 to {len(options) - 1}, or the text of one option"
-            raise record.bad(
-                "answer", f"names none of the {len(options)} options, or more than one ({shown(str(value))!r}): {known}"
-            )
-        if [option.strip() for option in options].count(options[named].strip()) > 1:
-            raise record.bad(
-                "options", f"has {shown(options[named])!r} twice, so that nobody can answer with it: change one of them"
-            )
+        listed = listed_options(asked.question)
+        options = options or (listed.options if listed else ())
+        _check_choice(record, asked, answer, options)
     if kind is AnswerKind.PROGRAM:
-        _check_tests(record, "answer", str(value))
+        _check_tests(record, asked.answer_key, answer)
+    if kind is AnswerKind.FEEDBACK and OwnKey.from_json(answer) is None:
+        answer = OwnKey("text", (answer,), closed=is_short(answer)).to_json()
+    return kind, answer, options
+
+
+def _answer_text(record: Record, asked: Exchange) -> str:
+    value = asked.answer
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise record.bad(asked.answer_key, "must be a non-empty text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise record.bad(
+            asked.answer_key, f"must be a number, not {value}; where this word is the answer, write it as a text in quotes"
+        )
     return str(value)
 
 
-def _tests(record: Record, kind: AnswerKind) -> str:
+def _check_choice(record: Record, asked: Exchange, answer: str, options: tuple[str, ...]) -> None:
+    if not 2 <= len(options) <= _MOST_OPTIONS:
+        raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
+    first = first_number(asked.question, options) or 0
+    named = chosen_option(answer, options, first)
+    if named is None:
+        last = chr(ord("A") + len(options) - 1)
+        known = f"give a letter from A to {last}, an index from {first} to {first + len(options) - 1}, or the text of one option"
+        raise record.bad(
+            asked.answer_key, f"names none of the {len(options)} options, or more than one ({shown(answer)!r}): {known}"
+        )
+    if [option.strip() for option in options].count(options[named].strip()) > 1:
+        raise record.bad("options", f"has {shown(options[named])!r} twice, so that nobody can answer with it: change one of them")
+
+
+def _tests(record: Record, asked: Exchange, kind: AnswerKind | None) -> str:
     """The text that judges a program, from any form of `tests`."""
     if kind is not AnswerKind.PROGRAM:
         raise record.bad("tests", 'belongs to items of kind "program"')
-    if "answer" in record.fields:
-        raise record.bad("tests", 'stands in place of "answer": give one of them')
+    if asked.answer is not None:
+        raise record.bad("tests", f'stands in place of "{asked.answer_key}": give one of them')
     value = record.fields["tests"]
     if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
@@ -168,10 +295,3 @@ def _check_tests(record: Record, key: str, text: str) -> None:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise record.bad(key, f"must be Python ({error})") from error
-
-
-def _options(record: Record, kind: AnswerKind) -> tuple[str, ...]:
-    options = record.texts("options")
-    if kind is AnswerKind.CHOICE and not 2 <= len(options) <= _MOST_OPTIONS:
-        raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
-    return options

@@ -1,7 +1,7 @@
 """Finds a task source by the name a person writes.
 
 `practice:FAMILY`, a data set's name (`gsm8k`: from the hub), `NAME:PATH` (from a local folder or file), `hf:OWNER/NAME` for the same data
-sets by their hub id, or the path of a .jsonl file.
+sets by their hub id, or the path of a task file (.jsonl, .csv, .tsv).
 """
 
 from __future__ import annotations
@@ -54,20 +54,26 @@ def data_set_of(name: str) -> DataSet | None:
     return found[0]
 
 
+def own_file(name: str) -> JsonLinesSource | None:
+    """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
+    return None if name.startswith("practice:") or data_set_of(name) is not None else _task_file(name)
+
+
 def _task_file(name: str) -> JsonLinesSource:
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except OSError as error:
         raise TaskFileError(
-            f"{shown(name)}: cannot be a task file ({error.strerror})", hint="give the path of a .jsonl file that you may read"
+            f"{shown(name)}: cannot be a task file ({error.strerror})",
+            hint="give the path of a .jsonl or .csv file that you may read",
         ) from error
     if is_folder:
-        hint = f"give a .jsonl file in it, or NAME:FOLDER for a data set ({', '.join(DATA_SETS)})"
+        hint = f"give a .jsonl or .csv file in it, or NAME:FOLDER for a data set ({', '.join(DATA_SETS)})"
         raise TaskFileError(f"{shown(name)}: is a folder, not a task file", hint=hint)
     if not is_file:
         known = ", ".join([*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS])
-        raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl file, or one of {known}")
+        raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl or .csv file, or one of {known}")
     return JsonLinesSource(path)
 
 

@@ -53,6 +53,17 @@ class ListedItems:
         """The first `limit` held-out items."""
         return self.test_items[:limit]
 
+    def by_label(self) -> dict[str, ListedItems]:
+        """The items of each task label that has any to learn from, by label."""
+        labels = sorted({item.task for item in self.train_items})
+        everything = (*self.train_items, *self.test_items)
+        return {
+            label: ListedItems(
+                [item for item in everything if item.task == label], name=self.name, order_name=self._order_name, hint=self._hint
+            )
+            for label in labels
+        }
+
     def _shuffled(self, seed: int, start: int) -> Iterator[TaskItem]:
         epoch, skip = divmod(start, len(self.train_items))
         while True:

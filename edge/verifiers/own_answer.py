@@ -7,46 +7,16 @@ essay) another text may be as good, so nothing is known of it, and whoever learn
 
 from __future__ import annotations
 
-import json
-import re
-import unicodedata
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from edge.core.answer_key import Form, OwnKey, is_short, plain_words
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.answers import shown_answer
+from edge.dagrpo.answers import final_answer
 from edge.verifiers.verifier import Verifier
 
-Form = Literal["math", "choice", "text"]
-MOST_SHORT_WORDS = 8
-_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+__all__ = ["Form", "OwnAnswer", "OwnKey", "final_answer", "is_short", "plain_words"]
+
 _KINDS: dict[Form, AnswerKind] = {"math": AnswerKind.MATH, "choice": AnswerKind.CHOICE}
-
-
-@dataclass(frozen=True, slots=True)
-class OwnKey:
-    """What is known of a question's answers. Without a right one it can only be known which are wrong. `options`: a choice's."""
-
-    form: Form
-    right: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
-    closed: bool = True
-    options: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """As the `answer` of an item."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> OwnKey | None:
-        """From what `to_json` made; None for anything else."""
-        try:
-            fields = json.loads(text)
-            return cls(
-                fields["form"], tuple(fields["right"]), tuple(fields["wrong"]), bool(fields["closed"]), tuple(fields["options"])
-            )
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
 
 
 class OwnAnswer:
@@ -81,23 +51,7 @@ class OwnAnswer:
         return self._verifiers[kind].is_correct(known, f"\\boxed{{{final}}}")
 
 
-def final_answer(response: str) -> str:
-    """What a response answers, without its reasoning: the boxed answer, else the answer part, else what follows the reasoning."""
-    return shown_answer(_THINK_PART.sub("", response))
-
-
-def is_short(answer: str) -> bool:
-    """Whether it is a word or a few, so that another answer is another meaning."""
-    return "\n" not in answer.strip() and 0 < len(answer.split()) <= MOST_SHORT_WORDS
-
-
 def _may_say(final: str, key: OwnKey) -> bool:
     """Whether an answer that is none of those known may still be right: it is long, or has a right one among its words."""
     words = f" {plain_words(final)} "
     return not is_short(final) or (key.form != "choice" and any(f" {plain_words(right)} " in words for right in key.right))
-
-
-def plain_words(text: str) -> str:
-    """The text as it is compared: one form of each character, no case, single blanks, no full stop at the end."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.split()).rstrip(".! ")

@@ -88,10 +88,10 @@ def dials(budgets: Any) -> dict[str, float | None]:
 
 async def test_the_dial_is_turned_for_one_task_and_for_all_and_forgotten(control: AgentControl) -> None:
     budgets = await control.set_dial(None, 0.15)
-    assert (budgets["target_rate"], dials(budgets)) == (0.15, {"math": 0.15})
+    assert (budgets["target_rate"], dials(budgets)) == (0.15, {"chat": 0.15, "math": 0.15})
     budgets = await control.set_dial("code", 0.4)
-    assert dials(await control.budget()) == dials(budgets) == {"math": 0.15, "code": 0.4}
-    assert dials(await control.forget_task("code")) == {"math": 0.15}
+    assert dials(await control.budget()) == dials(budgets) == {"chat": 0.15, "math": 0.15, "code": 0.4}
+    assert dials(await control.forget_task("code")) == {"chat": 0.15, "math": 0.15}
     with pytest.raises(NotFound):
         await control.forget_task("code")
 

@@ -89,7 +89,7 @@ def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_
     assert main(["budget", "show", "--json", *place]) == 0
     budgets = json.loads(capsys.readouterr().out)
     assert {task["task"]: (task["target_rate"], task["state"]) for task in budgets["tasks"]} == {
-        "math": (0.15, "paused"), "code": (0.4, "paused"),
+        "chat": (0.15, "paused"), "math": (0.15, "paused"), "code": (0.4, "paused"),
     }  # fmt: skip
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
     assert main(["budget", "resume", "--json", *place]) == 0
@@ -146,7 +146,7 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
         "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
     ]  # fmt: skip
     assert "over 24 recorded answers" in table[11]
-    assert main(["whatif", "--target-rate", "0.25", "--task", "math", "--last", "23", "--json", *place]) == 0
+    assert main(["whatif", "--target-rate", "0.25", "--task", "chat", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
 
@@ -222,7 +222,7 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
         async with session.post(f"{running}/api/budget", json={"target_rate": None}) as reply:
             assert (reply.status, (await reply.json())["target_rate"]) == (200, None)
         async with session.get(f"{running}/api/status") as reply:
-            assert (await reply.json())["quota"]["task"] == "math"
+            assert (await reply.json())["quota"]["task"] == "chat"
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,10 @@ def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.Captu
 
 def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
-    assert "no task of the label nosuch is known yet (known: math)" in capsys.readouterr().err
-    assert main(["budget", "set", "10%", "--task", "math", "--state", str(used)]) == 0
-    assert "known" not in capsys.readouterr().err
+    assert "no task of the label nosuch is known yet (known: chat, math)" in capsys.readouterr().err
+    for label in ("math", "chat"):
+        assert main(["budget", "set", "10%", "--task", label, "--state", str(used)]) == 0
+        assert "known" not in capsys.readouterr().err
 
 
 def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +261,7 @@ def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureF
     assert main(["budget", "forget", "typo", *place]) == 0
     assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
     assert main(["budget", "show", "--json", *place]) == 0
-    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["math"]
+    assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["chat", "math"]
     assert main(["budget", "forget", "typo", *place]) == 1
     assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
     assert main(["budget", "forget", "no label", *place]) == 2

@@ -60,7 +60,7 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
                 shown = screen(out)
                 assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
                 assert shown["learning"] == "not learning, task math, phase 1 of 1, 1 step of 4 done"
-                assert "target 30.0 % · answers of math 50.0 %, no target" in shown["assist rate"]
+                assert "target 30.0 % · answers of chat 50.0 %, no target" in shown["assist rate"]
                 assert shown["cloud"] == "reached (scripted)"
                 agent.learning.pause(True)
                 agent.budgets.pause_cloud(True)

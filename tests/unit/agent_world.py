@@ -26,6 +26,7 @@ from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
+from edge.tasks.source import TaskSource
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
@@ -124,6 +125,7 @@ class World:
     price_levels: tuple[float, ...] = ()
     price: float | None = None
     cloud_samples: bool = False
+    open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -168,7 +170,7 @@ class World:
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
-        curriculum = Curriculum(self.phases, open_sums, state, seed=7, prompts_per_step=self.prompts_per_step)
+        curriculum = Curriculum(self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step)
         parts = AgentComponents(
             state=state,
             curriculum=curriculum,

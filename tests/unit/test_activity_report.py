@@ -94,7 +94,7 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
     [spent] = told["spend"]["stretches"]
     assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, told["cloud"]["learning"]["spend_uusd"])
-    assert told["rates"] == [{"task": "math", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
+    assert told["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
 def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.answering.answerer import HelpHoldBack, agreed_mode, local_messages, may_become_request
+from edge.answering.answerer import HelpHoldBack, agreed_mode, may_become_request
 from edge.answering.ask_cloud import conversation_for_the_cloud
 from edge.answering.draft import cut_answer
 from edge.answering.explain import decision
 from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
-from edge.dagrpo.prompts import SYSTEM_PROMPT
+from edge.dagrpo.prompts import SYSTEM_PROMPT, local_messages
 from edge.rpc.client import CloudDelta
 from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRequest
@@ -97,7 +97,7 @@ async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place
     assert record.local_text == HELP
     assert {piece.source for piece in pieces[:-1] if piece.text} == {"local", "cloud"}
     [call] = world.client.calls
-    assert (call.step, call.task, call.help_units) == (-1, "math", 1)
+    assert (call.step, call.task, call.help_units) == (-1, "chat", 1)
     assert record.charged_uusd == 100
 
 

@@ -78,3 +78,10 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
             database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
             database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
         assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
+
+
+def test_a_device_total_that_was_reported_at_different_times_is_still_one() -> None:
+    device = overview(task("chat", 14, 60, at=9.0, used=2), task("math", 12, 60, at=8.0, used=12)).device
+    assert device is not None and (device["calls"], device["as_of"]) == (14, 9.0)
+    own = overview(task("chat", 14, 20, at=9.0, used=14), task("math", 12, 20, at=8.0, used=12)).device
+    assert own is not None and "calls" not in own, "the same limit for each task is no total"

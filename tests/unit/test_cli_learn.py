@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from edge.cli import main
 from edge.cli.learn import summary_lines, with_an_end
-from edge.cli.settings import Settings
+from edge.cli.settings import Settings, task_file_lines
+from edge.core.errors import EdgeError
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,44 @@ def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None
     assert lines[0] == "group1, steps 1 to 30: first 10 -> last 10"
     assert lines[2:4] == ["    arith                - ->  50.0 %", "    science              - ->  25.0 %"]
     assert "group1 held out, forced local: 80.0 % after its phase, 60.0 % after the switch, forgetting rate 25.0 %" in lines
+
+
+def test_a_file_alone_is_enough_and_tasks_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "facts.csv"
+    file.write_text("question,answer\nWho?,Ilka\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    planned: list[list[tuple[str, int | None]]] = []
+    monkeypatch.setattr(
+        "edge.app.check_inputs", lambda config: planned.append([(one.source, one.steps) for one in config.phases])
+    )
+    monkeypatch.setattr("edge.learning.run_folder.require_same_run", stop)
+    for words in ([str(file), "--steps", "5"], [str(file), "--tasks", "practice:arith"]):
+        assert main(["learn", *words]) == 1
+    assert planned == [[(str(file), 5)], [(str(file), 150), ("practice:arith", 150)]]
+
+
+def stop(*_: object) -> None:
+    raise EdgeError("far enough")
+
+
+def test_a_file_that_cannot_be_read_is_named_whichever_way_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "facts.csv").write_text("frage,antwort\nWer?,Ilka\n", encoding="utf-8")
+    for words in (["learn", "facts.csv"], ["eval", "facts.csv"], ["learn", "--tasks", "facts.csv"]):
+        assert main(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "facts.csv:1" in line and "question and answer" in line
+
+
+def test_what_a_task_file_holds_is_said_before_work_begins(tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    long = "This answer has certainly got more than the eight words that can be compared."
+    records = [{"question": "Who?", "answer": "Ilka", "label": "town"}, {"prompt": "Why?", "completion": long, "label": "life"}]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    first, note = task_file_lines([str(file), "practice:arith", str(file)])
+    assert "2 questions to learn from, 0 held out" in first and "life (1), town (1)" in first and "text" in first
+    assert "1 of 2 answers" in note
+    measured = list(task_file_lines([str(file)], measured=True))
+    assert len(measured) == 3 and "all are asked" in measured[-1]

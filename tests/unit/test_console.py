@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
+from edge.core.events import Event
 from edge.core.formatting import duration, money, percent
 from edge.state.events import (
     EvalProgress,
@@ -17,6 +18,7 @@ from edge.state.events import (
     LearningWaits,
     Notice,
     Offline,
+    OwnUseThrough,
     PhaseStarted,
     RunFinished,
     RunStarted,
@@ -332,3 +334,48 @@ def test_numbers_are_written_for_people() -> None:
 def test_what_learning_waits_for_is_said_and_when_it_is_over() -> None:
     assert spoken(LearningWaits("waiting: on battery", 0.0)) == "learning is waiting: on battery"
     assert spoken(LearningResumed(0.0)) == "learning goes on"
+
+
+def own(number: int, source: str = "mine:chat", **fields: float) -> StepFinished:
+    return replace(step(number, **fields), source=source, task="chat")
+
+
+@pytest.mark.parametrize("source", ["mine:chat", "watched:geo", "/home/jo/facts.jsonl", "facts.csv#geo"])
+@pytest.mark.parametrize("end", [OwnUseThrough(3, 4, 0.0), RunFinished("r", "stopped", 30, 0, 1, 2, 3, 61.0, 0.0)])
+def test_the_first_and_the_last_step_on_ones_own_questions_have_a_line_however_fast(source: str, end: Event) -> None:
+    console, stream, clock = plain()
+    clock.advance(5)
+    console.emit(step(1))
+    for number in range(2, 20):
+        clock.advance(0.1)
+        console.emit(own(number, source) if number % 4 == 0 else step(number))
+    console.emit(end)
+    console.emit(end)
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
+    assert [int(line.split()[1]) for line in lines] == [1, 4, 16]
+
+
+def test_the_live_block_leaves_the_first_and_the_last_own_step_above_it() -> None:
+    stream = io.StringIO()
+    with LiveConsole(stream, Progress()) as live:
+        for number in range(1, 9):
+            live.emit(own(number) if number % 2 else step(number))
+        live.emit(OwnUseThrough(3, 4, 0.0))
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
+    assert [line.split()[1] for line in lines] == ["1", "7"]
+
+
+def test_a_line_mixes_no_practice_with_ones_own() -> None:
+    console, stream, clock = plain()
+    for number in range(1, 13):
+        clock.advance(5)
+        console.emit(own(number, kept=1.0, coverage=1.0) if number % 4 == 0 else step(number, kept=0.25, coverage=0.5))
+    lines = stream.getvalue().splitlines()
+    assert all("local accuracy 100.0 %, answered locally 100.0 %" in line for line in lines if "mine:chat" in line)
+    assert all("local accuracy 25.0 %, answered locally 50.0 %" in line for line in lines if "practice:arith" in line)
+    assert sum("mine:chat" in line for line in lines) == 3
+
+
+def test_that_ones_own_questions_are_through_is_said_with_what_to_do() -> None:
+    line = spoken(OwnUseThrough(15, 4, 0.0))
+    assert "15 questions" in line and "4 times" in line and "use.passes" in line and "add" in line

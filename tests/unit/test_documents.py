@@ -18,6 +18,7 @@ from coordinator.config import CoordinatorConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
+from edge.tasks.jsonl import read_items
 from edge.tasks.practice import PracticeSource
 
 ROOT = Path(__file__).parents[2]
@@ -202,3 +203,20 @@ def test_the_records_of_decisions_are_numbered_without_a_gap_and_have_their_thre
     assert sorted(int(number) for number, _ in records) == list(range(18, 18 + len(records)))
     for number, body in records:
         assert re.findall(r"^- \*(\w+)\*: ", body, re.MULTILINE) == ["Context", "Decision", "Consequence"], number
+
+
+def test_the_forms_of_a_task_file_are_read_as_documented(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (tmp_path / "own.jsonl").write_text("".join(blocks(page, "json")), encoding="utf-8")
+    (tmp_path / "own.csv").write_text("".join(blocks(page, "csv")), encoding="utf-8")
+    found = [
+        (item.kind.value, item.answer, item.task) for name in ("own.jsonl", "own.csv") for item in read_items(tmp_path / name)
+    ]
+    assert found == [
+        ("math", "12", "math"),
+        ("choice", "B", "math"),
+        ("math", "4711", "office"),
+        ("text", "Ilka", "chat"),
+        ("text", "Ilka", "office"),
+        ("choice", "whale", "zoo"),
+    ]

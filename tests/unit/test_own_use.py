@@ -16,7 +16,7 @@ from edge.core.errors import PermissionDenied
 from edge.learning import own_use as watched
 from edge.learning.own_use import OwnUseRules
 from edge.state.answer_record import AnswerRecord
-from edge.state.events import GateJudged, Notice
+from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
@@ -365,3 +365,40 @@ async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it
         await agent.learn()
         assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
         assert agent.status().adapter_version == 4
+
+
+async def test_it_says_once_when_all_own_questions_were_learned_from_often_enough(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1, 2)
+    world = world_in(tmp_path / "state", steps=3)
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [(event.questions, event.passes) for event in world.events(OwnUseThrough)] == [(2, 2)]
+        assert not await agent.learning.more_to_learn()
+        give(agent.components.state, 5)
+        await agent.learn()
+        assert [event.questions for event in world.events(OwnUseThrough)] == [2, 3], "a new question begins anew"
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [event.questions for event in world.events(OwnUseThrough)] == [2, 3, 3], (
+            "and a restart says why there are no own steps"
+        )
+
+
+async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judged(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "a.csv").write_text("question,answer,split\nWhat is 1 + 1?,2,train\n")
+    talk = [{"role": "user", "content": "What is 2 + 1?"}, {"role": "assistant", "content": "3"}]
+    letter = "Dear reader, this is far too long a text to be compared with any other."
+    records = [{"messages": talk, "split": "train"}, {"prompt": "What is 3 + 1? Write a letter.", "completion": letter}]
+    (folder / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "c.txt").write_text("question,answer\n")
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
+    async with world.agent() as agent:
+        assert agent.components.own_use is not None
+        sources = {source.name: source for source in await agent.components.own_use.sources()}
+        assert {name: len(source.train) for name, source in sources.items()} == {"watched:chat": 3}
+        (notice,) = (event.text for event in world.events(Notice) if "b.jsonl" in event.text)
+        assert "1 of 2 answers" in notice and "Write a letter" in notice
+        await agent.learn(max_steps=10)
+    assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.choices import chosen_option
+from edge.core.choices import ListedOptions, chosen_option, listed_options
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.prompts import compact_question, user_prompt
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import MathAnswer, MathVerdict
 
@@ -72,8 +75,8 @@ METALS = ("gold", "iron", "tin")
         ("\\boxed{\\text{B}}", True),
         ("\\boxed{\\textbf{(B)}}", True),
         ("\\boxed{$B$}", True),
-        ("\\boxed{1}", True),
-        ("\\boxed{(1)}", True),
+        ("\\boxed{1}", False),  # the options were lettered: nobody asked for a number
+        ("\\boxed{(1)}", False),
         ("\\boxed{iron}", True),
         ("\\boxed{ IRON }", True),
         ("\\boxed{\\text{iron}}", True),
@@ -97,7 +100,7 @@ METALS = ("gold", "iron", "tin")
     ],
 )
 @pytest.mark.parametrize("reference", ["B", "1", "iron"])
-def test_choices_are_named_by_letter_index_or_text(reference: str, response: str, right: bool) -> None:
+def test_choices_are_named_by_letter_or_text(reference: str, response: str, right: bool) -> None:
     choice = item(reference, AnswerKind.CHOICE, METALS)
     assert VerifierByKind().is_correct(choice, response) is right
 
@@ -149,3 +152,50 @@ def test_no_text_breaks_a_verifier(text: str, options: tuple[str, ...]) -> None:
 def test_a_kind_without_a_verifier_is_refused_rather_than_counted_wrong() -> None:
     with pytest.raises(UsageError, match="no verifier"):
         VerifierByKind().is_correct(item("", AnswerKind.FEEDBACK), "hello")
+
+
+NUMBERED = "Which one rusts?\n{}) gold\n{}) iron\n{}) tin"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_number_names_an_option_only_where_the_question_numbers_them(first: int) -> None:
+    question = NUMBERED.format(*range(first, first + 3))
+    for reference in ("B", str(first + 1), "iron"):
+        numbered = replace(item(reference, AnswerKind.CHOICE, METALS), question=question)
+        verdicts = {said: VerifierByKind().is_correct(numbered, f"\\boxed{{{said}}}") for said in ("0", "1", "2", "B", "iron")}
+        assert verdicts == {"0": False, "1": first == 0, "2": first == 1, "B": True, "iron": True}
+    assert "\nA. " not in compact_question(numbered), "a question that lists its options is asked as it came"
+    assert "the number of the right option" in user_prompt(numbered)
+
+
+@pytest.mark.parametrize(
+    ("question", "listed"),
+    [
+        ("Pick\nA. x\nB. y", ListedOptions(("x", "y"))),
+        ("A) x\n(B) y\nC: z\nWhich?", ListedOptions(("x", "y", "z"))),
+        ("Pick\n1. x\n2. y", ListedOptions(("x", "y"), 1)),
+        ("Pick\n0) x\n1) y", ListedOptions(("x", "y"), 0)),
+        ("1. take two\n2. take three\nHow many are taken?", None),  # steps of a question, not what can be answered
+        ("Pick\nA. x\nC. y", None),
+        ("Pick\n2. x\n3. y", None),
+        ("A. x", None),
+        ("", None),
+    ],
+)
+def test_a_question_may_list_its_options_itself(question: str, listed: ListedOptions | None) -> None:
+    assert listed_options(question) == listed
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("\\boxed{Rex}", True),
+        ("\\boxed{ rex. }", True),
+        ("<think>Step 1: He barks.</think><answer>REX</answer>", True),
+        ("\\boxed{Rex the dog}", False),
+        ("\\boxed{}", False),
+        ("", False),
+    ],
+)
+def test_a_short_text_is_compared_by_its_words(response: str, right: bool) -> None:
+    assert VerifierByKind().is_correct(item("Rex", AnswerKind.TEXT), response) is right

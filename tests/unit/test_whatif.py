@@ -138,12 +138,12 @@ async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> 
     with reading(tmp_path / "state") as state:
         assert state is not None
         assert len(past_answers(state)) == 24
-        answers = past_answers(state, "math")
-        [demanded] = demanded_answers(state, "math")
+        answers = past_answers(state, "chat")
+        [demanded] = demanded_answers(state, "chat")
         assert (demanded.charged_uusd, demanded.from_cloud, demanded.cloud_s is None) == (70, True, False)
         assert demanded_answers(state, "code") == []
-        assert what_if_recorded(state, [0.5], "math").answers == 22
-    result = what_if(answers, [0.5, 0.1], "math")
+        assert what_if_recorded(state, [0.5], "chat").answers == 22
+    result = what_if(answers, [0.5, 0.1], "chat")
     assert (result.answers, result.present.calls, result.present.spend_uusd, result.present.rate) == (22, 11, 770.0, 0.5)
     assert [(outlook.calls, outlook.spend_uusd) for outlook in result.outlooks] == [(11, 770.0), (2, 140.0)]
     assert sum(answer.judged == "good" for answer in answers) == 1

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge.core.errors import TaskFileError
-from edge.core.types import AnswerKind, TaskItem
+from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
 
 _HINT = "make the data with python -m tools.integrations.verl.prepare"
@@ -35,7 +35,6 @@ def item_of(extra_info: object) -> TaskItem:
     if not isinstance(text, str):
         raise TaskFileError("a row of the data has no extra_info.item", hint=_HINT)
     try:
-        fields = json.loads(text)
-        return TaskItem(**{**fields, "kind": AnswerKind(fields["kind"]), "options": tuple(fields["options"])})
-    except (ValueError, TypeError, KeyError) as error:
+        return TaskItem.from_dict(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TaskFileError(f"extra_info.item of a row cannot be read ({error})", hint=_HINT) from error

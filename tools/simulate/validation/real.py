@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from edge.agent import Agent
-from edge.answering.answerer import local_messages
 from edge.answering.draft import AnswerSettings
 from edge.app import build_agent, build_verifier, model_file, open_backend
 from edge.app.settings import agent_settings
@@ -24,7 +23,7 @@ from edge.core.rng import derive_seed, stream
 from edge.core.types import LocalResponse, Message, Sampling, TaskItem
 from edge.core.worker import EngineWorker, Priority
 from edge.dagrpo.format import check_format
-from edge.dagrpo.prompts import compact_question, prompt_messages
+from edge.dagrpo.prompts import compact_question, local_messages, prompt_messages
 from edge.evaluation.judging import judge
 from edge.inference.backend import InferenceBackend
 from edge.state.answer_record import AnswerRecord, AnswerRequest

@@ -4,8 +4,12 @@ The program is only ever a peer that returns plain values. Asserts, comparisons 
 program cannot reach. Whatever goes wrong between the two is final: a test that catches the exception does not turn it into a pass.
 
 A name that the tests use and do not define is looked up in this order: the tests' own preamble (functions with a body; a stub that is
-only a docstring or `pass` is what the program was asked to write), Python's built-ins, the program. Arguments are sent as copies: what
-the program does to them in place is not seen by the tests.
+only a docstring or `pass` is what the program was asked to write), Python's built-ins, the program. What the program has imported from the
+standard library under this name, the tests import themselves.
+
+Arguments are sent as copies. What the program did to them in place is seen where a call is made for that: it stands alone, or returned
+None. Instances of the program's classes stay with the program, and the tests have handles of them. A handle is never equal to a plain
+value, and tells the program none to compare itself with: what it says of itself decides nothing that a plain value could not.
 """
 
 from __future__ import annotations
@@ -15,7 +19,17 @@ import posix
 import sys
 
 from edge.verifiers.sandbox.inside.limits import ENDED, ENDED_EARLY, MEMORY, exception_class, sentence, set_limits
-from edge.verifiers.sandbox.inside.wire import BadFrame, Ended, Unencodable, decode, encode, framed, read_frame, write_all
+from edge.verifiers.sandbox.inside.wire import (
+    SHARED_MODULES,
+    BadFrame,
+    Ended,
+    Unencodable,
+    decode,
+    encode,
+    framed,
+    read_frame,
+    write_all,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
-_CHECKED, _CAUGHT = "__edge_checked__", "__edge_caught__"
+_CHECKED, _CAUGHT, _ALONE = "__edge_checked__", "__edge_caught__", "__edge_alone__"
 _CALLS, _REPLIES = 1, 0
 # Raised in a generator or a map(), these would end a loop over the tests early and quietly.
 _NOT_PASSED_ON = ("StopIteration", "StopAsyncIteration")
@@ -68,6 +82,8 @@ class Link:
         self.failed = ""
         self.answered = 0
         self.raised: BaseException | None = None
+        self.raised_name = ""
+        self._exceptions: dict[str, type[BaseException]] = {}
 
     def load(self) -> str:
         """Wait until the program has loaded; why it has not, or ""."""
@@ -88,12 +104,12 @@ class Link:
         self._number += 1
         token = f"{self._number}:{posix.urandom(8).hex()}"
         try:
-            request = framed(encode((token, kind, name, arguments, keywords or {})))
+            request = framed(encode((token, kind, name, arguments, keywords or {}), _handle_of, marks_first=True))
         except Unencodable as error:
             raise TypeError(f"an argument cannot be handed over: {error}") from None
         try:
             write_all(self._calls, request)
-            answered, word, content = decode(read_frame(self._replies))
+            answered, word, content = decode(read_frame(self._replies), self._remote)
         except Ended:
             raise self._fail(ENDED) from None
         except (BadFrame, ValueError, TypeError):
@@ -106,38 +122,285 @@ class Link:
         self.failed = reason
         return ProgramFailed()
 
-    def call(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The value a function of the program returns; raises what it raised, as the nearest built-in exception."""
-        word, content = self.ask("call", name, arguments, keywords)
+    def call(
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        target: Remote | None = None,
+        *,
+        is_alone: bool = False,
+    ) -> Any:
+        """The value a function of the program returns, or a method of `target`; raises what it raised. What it did to its arguments in
+        place is done here where the call stands alone or returned None."""
+        kind = (("call", "run") if target is None else ("method", "send"))[is_alone]
+        word, content = self.ask(kind, name, arguments if target is None else (target, *arguments), keywords)
+        if word == "changed" and type(content) is tuple and len(content) == 3:
+            value, now, named = content
+            if type(now) is list and len(now) == len(arguments) and type(named) is dict and named.keys() == keywords.keys():
+                self.answered += 1
+                for mine, theirs in (*zip(arguments, now, strict=True), *((keywords[key], named[key]) for key in keywords)):
+                    _take_over(mine, theirs)
+                return value
+        return self._value(word, content)
+
+    def do(self, operation: str, *arguments: Any) -> Any:
+        """The value of an operation on objects of the program; raises what it raised."""
+        return self._value(*self.ask("do", operation, arguments))
+
+    def build(self, kind: RemoteClass, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A new instance."""
+        word, content = self.ask("build", "", (kind, *arguments), keywords)
+        if word != "built":
+            return self._value(word, content)
+        if type(content) is not tuple or not content or type(content[0]) is not int or len(content) > 2:
+            raise self._fail("the program sent something that is no reply")
+        self.answered += 1
+        try:
+            plain = tuple(decode(part) for part in content[1:])
+        except (BadFrame, TypeError):
+            raise self._fail("the program sent something that is no reply") from None
+        return RemoteObject(self, content[0], is_meant=kind.is_meant, plain=plain)
+
+    def attribute(self, target: Remote, name: str) -> Any:
+        """An attribute of an object of the program; a method can be called."""
+        word, content = self.ask("do", "getattr", (target, name))
+        if word == "method":
+            return RemoteFunction(self, name, target)
+        return self._value(word, content)
+
+    def exception(self, base: Any, names: Any) -> type[BaseException]:
+        """The tests' side of an exception class of the program: its own classes by name, the nearest first, over a built-in one."""
+        kind = exception_class(base.partition(" ")[0]) if type(base) is str else None
+        if kind is None or type(names) is not list or not all(type(name) is str and name.isidentifier() for name in names):
+            raise self._fail("the program sent something that is no reply")
+        if not issubclass(kind, Exception) or kind.__name__ in _NOT_PASSED_ON:
+            kind = RuntimeError
+        for name in reversed(names):
+            known = self._exceptions.get(name)
+            kind = self._exceptions[name] = known if known is not None and issubclass(known, kind) else type(name, (kind,), {})
+        return kind
+
+    def _value(self, word: str, content: Any) -> Any:
         self.answered += 1
         if word == "value":
             return content
-        if word == "raised" and type(content) is str:
-            raise self._raised(content.partition(" ")[0])
+        if word == "raised" and type(content) is tuple and len(content) == 3:
+            raise self._raised(*content)
         if word == "unencodable":
-            self.raised = TypeError("the program returned what cannot be judged")
+            self.raised, self.raised_name = TypeError("the program returned what cannot be judged"), "TypeError"
             raise self.raised
         raise self._fail("the program sent something that is no reply")
 
-    def _raised(self, name: str) -> BaseException:
+    def _raised(self, failure: Any, names: Any, arguments: Any) -> BaseException:
+        name = failure.partition(" ")[0] if type(failure) is str else ""
         if name == "SystemExit":
             return self._fail(ENDED)
-        kind = exception_class(name)
-        if kind is None or not issubclass(kind, Exception) or name in _NOT_PASSED_ON:
-            kind = RuntimeError
-        self.raised = kind(*_WITH_ARGUMENTS.get(name, (_RAISED,)))
+        kind = self.exception(name if exception_class(name) else "RuntimeError", names)
+        given = _WITH_ARGUMENTS.get(name, arguments if type(arguments) is tuple else (_RAISED,))
+        try:
+            self.raised = kind(*given)
+        except Exception:
+            self.raised = kind(_RAISED)
+        self.raised_name = next(one.__name__ for one in kind.__mro__ if one is exception_class(one.__name__))
         return self.raised
+
+    def _remote(self, handle: list[Any]) -> Any:
+        """What a handle that the program sent stands for here. Raises ValueError for what is none."""
+        if len(handle) != 2 or type(handle[0]) is not int or handle[1] not in ("object", "class"):
+            raise ValueError("no handle")
+        return RemoteClass(self, handle[0]) if handle[1] == "class" else RemoteObject(self, handle[0])
+
+
+def _take_over(mine: Any, theirs: Any) -> None:
+    """Change a plain container to what the program made of its copy."""
+    if type(mine) is not type(theirs) or type(mine) not in (list, dict, set, bytearray):
+        return
+    if isinstance(mine, list | bytearray):
+        mine[:] = theirs
+    else:
+        mine.clear()
+        mine.update(theirs)
 
 
 class RemoteFunction:
-    """A function of the program, as the tests see it."""
+    """A function of the program as the tests see it, or a method of an object of the program. `is_alone`: nobody wants its value."""
 
-    def __init__(self, link: Link, name: str) -> None:
-        self._link, self.__name__ = link, name
+    def __init__(self, link: Link, name: str, target: Remote | None = None, *, is_alone: bool = False) -> None:
+        self._link, self.__name__, self._target, self._is_alone = link, name, target, is_alone
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there."""
-        return self._link.call(self.__name__, arguments, keywords)
+        return self._link.call(self.__name__, arguments, keywords, self._target, is_alone=self._is_alone)
+
+    def alone(self) -> RemoteFunction:
+        """The same in a statement of its own."""
+        return RemoteFunction(self._link, self.__name__, self._target, is_alone=True)
+
+
+def _handle_of(value: Any) -> Any:
+    """How what belongs to the program is handed back to it; None for all else."""
+    if isinstance(value, Remote):
+        return (object.__getattribute__(value, "_number"),)
+    return (value.__name__,) if type(value) is RemoteFunction and value._target is None else None
+
+
+class Remote:
+    """An object that stays with the program. `_meant`: of a class that the tests name as one, with a capital letter, so that operations
+    with plain values are asked for and not smuggled in as the result of a function. `_plain`: its value, where it is one as well."""
+
+    __slots__ = ("_link", "_meant", "_number", "_plain")
+
+    def __init__(self, link: Link, number: int, *, is_meant: bool = False, plain: tuple[Any, ...] = ()) -> None:
+        for name, value in (("_link", link), ("_number", number), ("_meant", is_meant), ("_plain", plain)):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked of the program."""
+        return self._link.attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set there."""
+        self._link.do("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Deleted there."""
+        self._link.do("delattr", self, name)
+
+    def __eq__(self, other: object) -> Any:
+        """Two objects as the program compares them; an object is no plain value, unless it is one."""
+        if isinstance(other, Remote):
+            return self._link.do("eq", self, other) is True
+        return self._plain[0] == other if self._plain else NotImplemented
+
+    def __hash__(self) -> int:
+        """As the program has it."""
+        return hash(self._link.do("hash", self))
+
+    def __repr__(self) -> str:
+        """As the program has it."""
+        return self._text("repr")
+
+    def __str__(self) -> str:
+        """As the program has it."""
+        return self._text("str")
+
+    def _text(self, operation: str) -> str:
+        text = self._link.do(operation, self)
+        return text if type(text) is str else ""
+
+
+class RemoteClass(Remote):
+    """A class of the program."""
+
+    __slots__ = ()
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the tests name it as a class."""
+        return bool(self._meant)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Make an instance there."""
+        return self._link.build(self, arguments, keywords)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        """Whether an object is an instance, by the program's word; a plain value is none."""
+        return isinstance(instance, Remote) and self._link.do("isinstance", instance, self) is True
+
+    def __subclasscheck__(self, other: Any) -> bool:
+        """Whether another class of the program is derived from it."""
+        return isinstance(other, Remote) and self._link.do("issubclass", other, self) is True
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of an enumeration its members."""
+        return iter(self._link.do("list", self))
+
+    def __getitem__(self, key: Any) -> Any:
+        """Of an enumeration a member by its name."""
+        return self._link.do("getitem", self, key)
+
+    def __len__(self) -> int:
+        """Of an enumeration how many members."""
+        return int(self._link.do("len", self))
+
+
+class RemoteObject(Remote):
+    """An instance of a class of the program. Its operators are added below."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call it there."""
+        return self._link.call("__call__", arguments, keywords, self)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All that it yields."""
+        return iter(self._link.do("list", self))
+
+    def __next__(self) -> Any:
+        """What it yields next."""
+        return self._link.do("next", self)
+
+    def __len__(self) -> int:
+        """Its length there."""
+        return int(self._link.do("len", self))
+
+    def __bool__(self) -> bool:
+        """Its truth there."""
+        return self._link.do("bool", self) is True
+
+    def __getitem__(self, key: Any) -> Any:
+        """An item."""
+        return self._link.do("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set an item there."""
+        self._link.do("setitem", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        """Delete an item there."""
+        self._link.do("delitem", self, key)
+
+    def __contains__(self, value: Any) -> bool:
+        """As the program has it of what the tests made; of another object by looking through it here."""
+        if self._meant or isinstance(value, Remote):
+            return self._link.do("contains", self, value) is True
+        return any(value == item for item in self)
+
+    def __enter__(self) -> Any:
+        """Enter it there."""
+        return self._link.call("__enter__", (), {}, self)
+
+    def __exit__(self, *_: object) -> Any:
+        """Leave it there, whatever happened here."""
+        return self._link.call("__exit__", (None, None, None), {}, self)
+
+
+def _operator(name: str, *, reflected: bool = False, is_comparison: bool = False) -> Any:
+    def method(self: RemoteObject, other: Any) -> Any:
+        if not isinstance(other, Remote) and (is_comparison or not self._meant):
+            return NotImplemented
+        value = self._link.do(name, other, self) if reflected else self._link.do(name, self, other)
+        if type(value) is RemoteObject and self._meant:
+            object.__setattr__(value, "_meant", True)
+        return value
+
+    return method
+
+
+def _unary(name: str) -> Any:
+    return lambda self: self._link.do(name, self)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    _called = f"{_name}_" if _name in ("and", "or") else _name
+    setattr(RemoteObject, f"__{_name}__", _operator(_called))
+    setattr(RemoteObject, f"__r{_name}__", _operator(_called, reflected=True))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(RemoteObject, f"__{_name}__", _operator(_name, is_comparison=True))
+for _name in ("neg", "pos", "invert", "abs"):
+    setattr(RemoteObject, f"__{_name}__", _unary(_name))
 
 
 class Names(dict):  # type: ignore[type-arg]
@@ -154,6 +417,14 @@ class Names(dict):  # type: ignore[type-arg]
         word, content = self._link.ask("name", name)
         if word == "function":
             self[name] = RemoteFunction(self._link, name)
+        elif word in ("module", "imported") and content in SHARED_MODULES:
+            module = __import__(content, fromlist=["*"])
+            self[name] = module if word == "module" else getattr(module, name)
+        elif word == "exception" and type(content) is tuple and len(content) == 2:
+            self[name] = self._link.exception(*content)
+        elif word == "value" and isinstance(content, RemoteClass):
+            object.__setattr__(content, "_meant", name[:1].isupper())
+            self[name] = content
         elif word == "value":
             self[name] = content
             self._link.answered += 1
@@ -223,9 +494,11 @@ def _run_tests(link: Link, request: dict[str, Any], checks: Checks) -> str:
         tree = compile(request["tests"], "tests", "exec", _ONLY_AST, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return f"the tests cannot be read: {type(error).__name__}"
+    _mark_calls_that_stand_alone(tree)
     checks.asserts = _count_expected(tree) + _count_asserts(tree)
     names = Names(link, _preamble_names(request["preamble"]))
     names.update({"__name__": "tests", "__builtins__": Builtins(names), _CHECKED: checks.hold, _CAUGHT: checks.caught})
+    names[_ALONE] = lambda function: function.alone() if type(function) is RemoteFunction else function
     if "random" in request["tests"]:
         import random
 
@@ -258,6 +531,17 @@ def _count_expected(tree: ast.AST) -> int:
     return found
 
 
+def _mark_calls_that_stand_alone(tree: ast.AST) -> None:
+    """Let every statement that is a call tell the function that nobody wants its value."""
+    import _ast
+
+    for block in _blocks(tree, ("Expr",)):
+        for node in block:
+            if type(node).__name__ == "Expr" and type(node.value).__name__ == "Call":
+                place = _place(node)
+                node.value.func = _ast.Call(_ast.Name(_ALONE, _ast.Load(), **place), [node.value.func], [], **place)
+
+
 def _always_fails(node: Any) -> bool:
     """`assert False` and its like, or `raise`."""
     if type(node).__name__ != "Assert":
@@ -265,24 +549,28 @@ def _always_fails(node: Any) -> bool:
     return type(node.test).__name__ == "Constant" and not node.test.value
 
 
-def _blocks(node: ast.AST) -> Iterator[list[Any]]:
-    """Every list of statements in a tree."""
+def _blocks(node: ast.AST, kinds: tuple[str, ...] = ("Assert", "Try")) -> Iterator[list[Any]]:
+    """Every list of statements in a tree that has one of these kinds."""
     waiting = [node]
     while waiting:
         for field in waiting.pop().__dict__.values():
             items = field if isinstance(field, list) else [field]
             children = [item for item in items if hasattr(item, "_fields")]
             waiting.extend(children)
-            if isinstance(field, list) and any(type(child).__name__ in ("Assert", "Try") for child in children):
+            if isinstance(field, list) and any(type(child).__name__ in kinds for child in children):
                 yield field
 
 
 def _counting_call(node: Any, function: str) -> Any:
-    place = {key: getattr(node, key) for key in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
     import _ast
 
+    place = _place(node)
     name = _ast.Name(function, _ast.Load(), **place)
     return _ast.Expr(_ast.Call(name, [], [], **place), **place)
+
+
+def _place(node: Any) -> dict[str, int]:
+    return {key: getattr(node, key) for key in ("lineno", "col_offset", "end_lineno", "end_col_offset")}
 
 
 def _preamble_names(preamble: str) -> dict[str, Any]:
@@ -338,7 +626,7 @@ def _reason(error: BaseException, link: Link, checks: Checks) -> str:
     """Why the tests did not come to their end."""
     number = checks.held + 1
     if error is link.raised:
-        name = type(error).__name__
+        name = link.raised_name
         return MEMORY if name == "MemoryError" else f"tests failed: the program raised {name} in assertion {number}"
     if isinstance(error, AssertionError):
         return f"tests failed: assertion {number}"

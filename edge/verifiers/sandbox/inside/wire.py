@@ -5,6 +5,7 @@ A value is a one-letter tag with its content; what is decoded is always of an ex
 
     N None  T True  F False  I int (hex)  D float (repr)  C complex  S str  B bytes  Y bytearray
     L list  U tuple  M dict  E set  Z frozenset  R range  G iterator or view, arrives as a one-shot iterator
+    H a handle: an object that stays where it is, by a number or a name. What it stands for is known to whoever passes `mark` and `unmark`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+SHARED_MODULES = frozenset((
+    "abc", "array", "bisect", "calendar", "cmath", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string",
+    "textwrap", "time", "typing", "unicodedata",
+))  # fmt: skip
+"""Modules of the standard library that the tests have of their own where the program has imported them."""
 MAX_DEPTH = 100
 MAX_FRAME_BYTES = 4 << 20
 _HEADER = 8
@@ -33,23 +40,29 @@ class Ended(Exception):
     """The other side has closed its end."""
 
 
-def encode(value: Any) -> bytes:
-    """The bytes of a plain value. Raises Unencodable."""
+def encode(value: Any, mark: Callable[[Any], Any] = lambda value: None, *, marks_first: bool = False) -> bytes:
+    """The bytes of a plain value. `mark` gives what a handle of another one holds (None: there is none), of every value with
+    `marks_first`. Raises Unencodable."""
     parts: list[bytes] = []
-    _Encoder(parts).put(value, 0)
+    _Encoder(parts, mark, marks_first).put(value, 0)
     return b"".join(parts)
 
 
 class _Encoder:
-    def __init__(self, parts: list[bytes]) -> None:
+    def __init__(self, parts: list[bytes], mark: Callable[[Any], Any], marks_first: bool) -> None:
         self.parts = parts
         self.size = 0
+        self.mark = mark
+        self.marks_first = marks_first
 
     def put(self, value: Any, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise Unencodable(f"a value nested deeper than {MAX_DEPTH}")
         if value is None or value is True or value is False:
             self.add(b"N" if value is None else b"T" if value else b"F")
+            return
+        if self.marks_first and (handle := self.mark(value)) is not None:
+            self.items(b"H", handle, depth)
             return
         for kind, tag, content in _ATOMS:
             if isinstance(value, kind):
@@ -63,6 +76,8 @@ class _Encoder:
             self.items(b"R", (value.start, value.stop, value.step), depth)
         elif hasattr(type(value), "__next__") or type(value) in _VIEWS:
             self.items(b"G", value, depth)
+        elif (handle := self.mark(value)) is not None:
+            self.items(b"H", handle, depth)
         else:
             raise Unencodable(f"a value of type {type(value).__name__[:40]}")
 
@@ -113,9 +128,13 @@ _CONTAINERS: tuple[tuple[type, bytes, Callable[[Any], Iterable[Any]]], ...] = (
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
-def decode(data: bytes) -> Any:
-    """The value of bytes that `encode` could have made. Raises BadFrame for all others."""
-    reader = _Decoder(data)
+def _no_handles(content: list[Any]) -> Any:
+    raise ValueError("a handle of nobody")
+
+
+def decode(data: bytes, unmark: Callable[[list[Any]], Any] = _no_handles) -> Any:
+    """The value of bytes that `encode` could have made; `unmark` gives what a handle stands for. Raises BadFrame for all others."""
+    reader = _Decoder(data, unmark)
     try:
         value = reader.value(0)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
@@ -129,9 +148,10 @@ _END = object()
 
 
 class _Decoder:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, unmark: Callable[[list[Any]], Any]) -> None:
         self.data = data
         self.at = 0
+        self.unmark = unmark
 
     def value(self, depth: int) -> Any:
         if depth > MAX_DEPTH + 1:
@@ -142,6 +162,8 @@ class _Decoder:
             return _CONSTANTS[tag]
         if tag in _FROM_TEXT:
             return _FROM_TEXT[tag](self.content())
+        if tag == b"H":
+            return self.unmark(self.items(depth))
         return _FROM_ITEMS[tag](self.items(depth))
 
     def content(self) -> bytes:

@@ -1,0 +1,61 @@
+"""What is known of the answers to a question: the key of a person's own question, and how answers of each form are told apart."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Form = Literal["math", "choice", "text"]
+MOST_SHORT_WORDS = 8
+_MOST_NUMBER_CHARS = 80
+_NUMBER = re.compile(
+    r"[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?|.*\\[a-z]+.*|[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKey:
+    """What is known of a question's answers. Without a right one it can only be known which are wrong. `options`: a choice's.
+
+    `closed`: another short answer is wrong too. Of an open question (a letter, an essay) another text may be as good.
+    """
+
+    form: Form
+    right: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    closed: bool = True
+    options: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As the `answer` of an item."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> OwnKey | None:
+        """From what `to_json` made; None for anything else."""
+        try:
+            fields = json.loads(text)
+            return cls(
+                fields["form"], tuple(fields["right"]), tuple(fields["wrong"]), bool(fields["closed"]), tuple(fields["options"])
+            )
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+def is_number(answer: str) -> bool:
+    """Whether it is read as mathematics: a number, an amount, a short formula."""
+    return len(answer) <= _MOST_NUMBER_CHARS and _NUMBER.fullmatch(answer.strip()) is not None
+
+
+def is_short(answer: str) -> bool:
+    """Whether it is a word or a few, so that another answer is another meaning."""
+    return "\n" not in answer.strip() and 0 < len(answer.split()) <= MOST_SHORT_WORDS
+
+
+def plain_words(text: str) -> str:
+    """The text as it is compared: one form of each character, no case, single blanks, no full stop at the end."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.split()).rstrip(".! ")

@@ -1,0 +1,68 @@
+"""A task file with several labels: each is learned with steps, terms, data and held-out questions of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from edge.config.schema import PhaseConfig
+from edge.learning.curriculum import Curriculum
+from edge.learning.forgetting import phase_spans
+from edge.state.folder import StateFolder
+from edge.tasks.registry import open_source
+from tests.unit.agent_world import World
+
+SHARES = {"geo": 12, "zoo": 6, "law": 2}
+
+
+def labelled(folder: Path) -> str:
+    records = [
+        {
+            "question": f"What is {number} + 1 in {label}?",
+            "answer": number + 1,
+            "label": label,
+            "split": "test" if number == 0 else "train",
+        }
+        for label, count in SHARES.items()
+        for number in range(count + 1)
+    ]
+    path = folder / "own.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+async def test_each_step_is_about_one_label_and_each_label_has_its_share(tmp_path: Path) -> None:
+    source = labelled(tmp_path)
+    world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=40),))
+    world = replace(world, open_source=open_source)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=15)
+    async with world.agent() as agent:  # a restart goes on in turn
+        finished = await agent.learn()
+        steps = agent.steps()
+        assert {task for task in SHARES if agent.components.state.terms(task)} == set(SHARES)
+    assert finished.reason == "done"
+    assert {(step.task, step.source) for step in steps} == {(label, f"{source}#{label}") for label in SHARES}
+    made = Counter(step.task for step in steps)
+    assert abs(made["geo"] - 24) <= 2 and abs(made["zoo"] - 12) <= 2 and abs(made["law"] - 4) <= 2
+    assert [(span.task, span.end) for span in phase_spans(steps)] == [(task, 40) for task in made]
+    whole = World(tmp_path / "whole", phases=(PhaseConfig(source=source, steps=40),))
+    async with replace(whole, open_source=open_source).agent() as agent:
+        await agent.learn()
+        assert [step.task for step in agent.steps()] == [step.task for step in steps]
+
+
+def test_labels_have_their_own_data_anchors_and_held_out_questions(tmp_path: Path) -> None:
+    source = labelled(tmp_path)
+    with StateFolder(tmp_path / "state") as state:
+        curriculum = Curriculum([PhaseConfig(source=source, target_rate=0.2)], open_source, state, 0, 3)
+        assert curriculum.tasks == ["geo", "law", "zoo"]
+        assert {(one.task, len(one.items)) for one in curriculum.held_out(9)} == {(task, 1) for task in SHARES}
+        assert {item.task for item in curriculum.anchors(f"{source}#zoo", 9)} == {"zoo"}
+        assert curriculum.rate_of("zoo") == 0.2
+        plan = curriculum.next_step()
+        assert plan is not None and {item.task for item in plan.items} == {plan.task}
+        one = Curriculum([PhaseConfig(source=source, task="all")], open_source, state, 0, 3)
+        assert one.tasks == ["all"] and len(one.held_out(9)[0].items) == 3

@@ -1,0 +1,281 @@
+"""Right programs whose tests use their classes, look at arguments changed in place, or use what they imported; and what no handle lets
+pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.core.errors import UsageError
+from edge.verifiers.sandbox import choice
+from edge.verifiers.sandbox.role import Sandbox
+from tests.sandboxes import judged
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return choice.best_sandbox()
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+STACK = """
+class EmptyError(Exception):
+    pass
+class StackError(ValueError): pass
+class Overflow(StackError): pass
+class Stack:
+    LIMIT = 3
+    def __init__(self, items=()):
+        self.items = list(items)
+    def push(self, item):
+        if len(self.items) >= self.LIMIT:
+            raise Overflow(f"more than {self.LIMIT}")
+        self.items.append(item)
+        return self
+    def pop(self):
+        if not self.items:
+            raise EmptyError("nothing there")
+        return self.items.pop()
+    def drain(self, into):
+        into.extend(self.items)
+        self.items.clear()
+    @property
+    def top(self): return self.items[-1]
+    @classmethod
+    def of(cls, *items): return cls(items)
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __getitem__(self, index): return self.items[index]
+    def __setitem__(self, index, item): self.items[index] = item
+    def __contains__(self, item): return item in self.items
+    def __eq__(self, other): return isinstance(other, Stack) and self.items == other.items
+    def __hash__(self): return 7
+    def __repr__(self): return f"Stack({self.items})"
+    def __enter__(self): return self
+    def __exit__(self, *_): self.items.clear()
+"""
+VECTOR = """
+from dataclasses import dataclass
+from collections import namedtuple
+from enum import Enum
+Point = namedtuple("Point", "x y")
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+@dataclass(order=True)
+class Vector:
+    x: int
+    y: int = 0
+    def __add__(self, other): return Vector(self.x + other.x, self.y + other.y)
+    def __mul__(self, k): return Vector(self.x * k, self.y * k)
+    __rmul__ = __mul__
+    def __neg__(self): return self * -1
+    def dot(self, other): return self.x * other.x + self.y * other.y
+    def __call__(self, k): return self.x + k
+class Node:
+    def __init__(self, value, next=None):
+        self.value, self.next = value, next
+def build(values):
+    head = None
+    for value in reversed(values): head = Node(value, head)
+    return head
+def values_of(head):
+    found = []
+    while head: found.append(head.value); head = head.next
+    return found
+def closest(vectors): return min(vectors)
+"""
+IN_PLACE = """
+def sort(xs): xs.sort()
+def sort_and_return(xs):
+    xs.sort()
+    return xs
+def fill(table, key, *, names):
+    table[key] = len(table)
+    names.add(key)
+def rotate(grid): grid[:] = [list(row) for row in zip(*grid[::-1])]
+"""
+IMPORTED = """
+import math
+import math as m
+from math import isclose, pi
+from collections import Counter, deque
+from typing import List
+def area(r): return pi * r * r
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        (STACK, "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2 and len(s) == 1 and s.items == [1]\n"),
+        (
+            STACK,
+            "s = Stack([1, 2])\nassert list(s) == [1, 2] and s[0] == 1 and 2 in s and 3 not in s and s.top == 2 and bool(s)\n",
+        ),
+        (STACK, "s = Stack([1])\ns[0] = 5\ns.name = 'mine'\nassert s[0] == 5 and s.name == 'mine' and Stack.LIMIT == 3\n"),
+        (STACK, "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and {Stack([1]): 1}[Stack([1])] == 1\n"),
+        (STACK, "assert repr(Stack([1])) == 'Stack([1])' and f'{Stack([2])}' == 'Stack([2])'\n"),
+        (STACK, "assert isinstance(Stack.of(1, 2), Stack) and not isinstance(3, Stack) and issubclass(Stack, Stack)\n"),
+        (STACK, "with Stack([1]) as s:\n    assert len(s) == 1\nassert len(s) == 0\n"),
+        (STACK, "found = [0]\nStack([1, 2]).drain(found)\nassert found == [0, 1, 2]\n"),
+        (
+            STACK,
+            "try:\n    Stack().pop()\n    assert False\nexcept EmptyError as error:\n    assert str(error) == 'nothing there'\n",
+        ),
+        (STACK, "try:\n    Stack([1, 2, 3]).push(4)\n    assert False\nexcept StackError:\n    pass\n"),
+        (
+            STACK,
+            "try:\n    Stack([1, 2, 3]).push(4)\n    assert False\nexcept (KeyError, ValueError) as e:\n    assert 'more' in str(e)\n",
+        ),
+        (STACK, "def check(candidate):\n    s = candidate()\n    s.push(1)\n    assert s.pop() == 1\ncheck(Stack)\n"),
+        (
+            VECTOR,
+            "v = Vector(1, 2) + Vector(3)\nassert (v.x, v.y) == (4, 2) and v == Vector(4, 2) and v.dot(Vector(1, 1)) == 6\n",
+        ),
+        (
+            VECTOR,
+            "assert (Vector(1, 2) * 3).y == 6 and (2 * Vector(1, 2)).x == 2 and (-Vector(1)).x == -1 and Vector(1)(4) == 5\n",
+        ),
+        (
+            VECTOR,
+            "assert Vector(1) < Vector(2) and sorted([Vector(3), Vector(1)])[0].x == 1 and closest([Vector(3), Vector(1)]).x == 1\n",
+        ),
+        (VECTOR, "p = Point(1, 2)\nassert p.x == 1 and p == (1, 2) and p == Point(1, 2) and list(p) == [1, 2]\n"),
+        (VECTOR, "assert Color.RED == Color.RED and Color.RED != Color.BLUE and Color(2).name == 'BLUE' and len(Color) == 2\n"),
+        (VECTOR, "assert [c.value for c in Color] == [1, 2] and Color['RED'] is not None\n"),
+        (VECTOR, "head = build([1, 2])\nassert head.value == 1 and head.next.value == 2 and head.next.next is None\n"),
+        (VECTOR, "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n"),
+        (IN_PLACE, "xs = [3, 1]\nsort(xs)\nassert xs == [1, 3]\n"),
+        (IN_PLACE, "xs = [3, 1]\nassert sort(xs) is None and xs == [1, 3]\n"),
+        (IN_PLACE, "xs = [3, 1]\nsort_and_return(xs)\nassert xs == [1, 3]\n"),
+        (IN_PLACE, "table, names = {}, set()\nfill(table, 'a', names=names)\nassert table == {'a': 0} and names == {'a'}\n"),
+        (IN_PLACE, "grid = [[1, 2], [3, 4]]\nrotate(grid)\nassert grid == [[3, 1], [4, 2]]\n"),
+        (IN_PLACE, "def check(candidate):\n    xs = [2, 1]\n    candidate(xs)\n    assert xs == [1, 2]\ncheck(sort)\n"),
+        (IMPORTED, "assert math.isclose(area(1), math.pi) and m.floor(area(1)) == 3 and isclose(area(1), pi)\n"),
+        (IMPORTED, "def check(f, sizes: List[int]):\n    assert f(sizes[0]) > 3\ncheck(area, [1])\n"),
+        (IMPORTED, "assert Counter('aab')['a'] == 2 and deque([1, 2])[0] == 1 and area(0) == 0\n"),
+    ],
+)
+def test_a_right_program_passes(sandbox: Sandbox, code: str, tests: str) -> None:
+    verdict = judged(sandbox, code, tests)
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        (STACK, "s = Stack()\ns.push(1)\nassert s.pop() == 2\n"),
+        (STACK, "assert Stack([1]) == Stack([2])\n"),
+        (STACK, "try:\n    Stack([1]).pop()\n    assert False\nexcept EmptyError:\n    pass\n"),
+        (STACK, "try:\n    Stack().pop()\n    assert False\nexcept StackError:\n    pass\n"),
+        (VECTOR, "assert Vector(1, 2) == (1, 2)\n"),
+        (IN_PLACE, "xs = [3, 1]\nsort(xs)\nassert xs == [3, 1]\n"),
+        (IMPORTED, "assert isclose(area(1), 3)\n"),
+        (IMPORTED, "assert math.isclose(1, 1) and pi > 3\n"),  # nothing of the program is called
+    ],
+)
+def test_a_wrong_one_does_not(sandbox: Sandbox, code: str, tests: str) -> None:
+    assert not judged(sandbox, code, tests).passed
+
+
+ANYTHING = """
+class Any:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
+    def __sub__(self, other): return 0
+    __add__ = __radd__ = __rsub__ = __mul__ = __mod__ = __and__ = __abs__ = __sub__
+    def __round__(self, *_): return 0
+    def __hash__(self): return 0
+    def __iter__(self): return iter([])
+    def __len__(self): return 1
+    def __bool__(self): return True
+def f(*_): return Any()
+f_ = Any
+"""
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert f(2) == 4\n",
+        "assert 4 == f(2)\n",
+        "assert not f(2) != 4\n",
+        "assert f(2) in (4, 5)\n",
+        "assert 4 in f(2)\n",
+        "assert [f(2)] == [4]\n",
+        "assert {f(2)} == {4}\n",
+        "assert f(2) > 3\n",
+        "assert abs(f(2) - 4) < 1e-6\n",
+        "assert f(2) - 4 == 0\n",
+        "assert 4 - f(2) == 0\n",
+        "assert f(2) % 4 == 0\n",
+        "assert abs(f_() - 4) < 1e-6\n",
+        "assert sum([f(2)]) == 4\n",
+        "import math\nassert math.isclose(f(2), 4)\n",
+        "assert isinstance(f(2), int)\n",
+        "assert f(2) is True\n",
+        "assert str(f(2)) == '4'\n",
+    ],
+)
+def test_an_object_that_says_yes_to_everything_is_no_answer(sandbox: Sandbox, tests: str) -> None:
+    verdict = judged(sandbox, ANYTHING, tests)
+    assert not verdict.passed
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "xs = [3, 1]\nassert f(xs) == sorted(xs)\n",
+        "xs = [3, 1]\nfound = f(xs)\nassert found == sorted(xs)\n",
+        "def check(candidate):\n    xs = [3, 1]\n    assert candidate(xs) == sorted(xs)\ncheck(f)\n",
+        "xs = [3, 1]\nassert sorted(f(xs)) == sorted(xs) and len(xs) == 2\n",
+    ],
+)
+def test_an_argument_that_is_emptied_does_not_make_an_empty_answer_right(sandbox: Sandbox, tests: str) -> None:
+    assert not judged(sandbox, "def f(xs):\n    xs.clear()\n    return []", tests).passed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from operator import truth as isclose\ndef f(x): return 0",
+        "import types\nmath = types.SimpleNamespace(isclose=lambda *_: True)\ndef f(x): return 0",
+        "import math\nmath.isclose = lambda *_: True\nfrom math import isclose\ndef f(x): return 0",
+    ],
+)
+def test_what_the_program_imported_is_the_tests_own(sandbox: Sandbox, code: str) -> None:
+    verdict = judged(sandbox, code, "import math\nassert math.isclose(f(2), 4.0)\n")
+    assert not verdict.passed
+    patched = "import math\nmath.isclose = lambda *_: True\nfrom math import isclose\ndef f(x): return 0"
+    assert not judged(sandbox, patched, "assert math.isclose(f(2), 4.0)\n").passed
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "(token, 'built', (0, 1))",
+        "(token, 'built', ())",
+        "(token, 'built', ('0',))",
+        "(token, 'changed', ([], 1))",
+        "(token, 'changed', (5, 1, {}))",
+        "(token, 'method', None)",
+        "(token, 'raised', ('ValueError', 'x', ()))",
+        "(token, 'raised', (1, [], ()))",
+    ],
+)
+def test_a_reply_about_objects_of_another_form_is_refused(sandbox: Sandbox, reply: str) -> None:
+    code = f"""
+import sys
+runner, wire = sys.modules['edge.verifiers.sandbox.inside.program'], sys.modules['edge.verifiers.sandbox.inside.wire']
+answer = runner._answer
+def forged(module, token, kind, name, arguments, keywords):
+    return answer(module, token, kind, name, arguments, keywords) if kind == 'name' else wire.encode({reply})
+runner._answer = forged
+class Stack: pass
+def f(x): return x
+"""
+    for tests in ("assert f([1]) == 5\n", "s = Stack()\nassert s.x == 5\n", "f([1])\nassert f(2) == 5\n"):
+        assert not judged(sandbox, code, tests).passed

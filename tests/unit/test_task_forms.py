@@ -1,0 +1,230 @@
+"""The forms in which a person's own questions may come: prompt and completion, conversations, CSV; and how each is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.core.answer_key import OwnKey
+from edge.core.errors import TaskFileError
+from edge.core.types import AnswerKind, Message
+from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
+from edge.evaluation.judging import Candidate, cloud_messages
+from edge.tasks.jsonl import JsonLinesSource, as_record, notes_of, read_items
+from edge.tasks.registry import open_source
+
+LONG = "Dear customer, we are very sorry to hear that your parcel has been lost on its way."
+
+
+def lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def said(*turns: tuple[str, object], **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in turns], **fields}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "kind", "options"),
+    [
+        ("How many?", "12", AnswerKind.MATH, ()),
+        ("How much?", "$1,200.50", AnswerKind.MATH, ()),
+        ("Simplify.", "\\frac{1}{2}", AnswerKind.MATH, ()),
+        ("Who is it?", "Rex", AnswerKind.TEXT, ()),
+        ("Pick\nA. trout\nB. whale", "B", AnswerKind.CHOICE, ("trout", "whale")),
+        ("Pick\nA. trout\nB. whale", "whale", AnswerKind.CHOICE, ("trout", "whale")),
+        ("Pick\n1. trout\n2. whale", "2", AnswerKind.CHOICE, ("trout", "whale")),
+        ("Pick\nA. trout\nB. whale", "neither", AnswerKind.TEXT, ()),
+        ("Write to them.", LONG, AnswerKind.FEEDBACK, ()),
+    ],
+)
+def test_every_form_of_one_question_is_judged_alike(
+    tmp_path: Path, question: str, answer: str, kind: AnswerKind, options: tuple[str, ...]
+) -> None:
+    path = lines(
+        tmp_path / "own.jsonl",
+        {"question": question, "answer": answer, "id": "q"},
+        {"prompt": question, "completion": f" {answer}\n", "id": "p"},
+        said(("user", question), ("assistant", answer), id="m"),
+    )
+    table = tmp_path / "own.csv"
+    quoted = [text.replace('"', '""') for text in (question, answer)]
+    table.write_text(f'question,answer\n"{quoted[0]}","{quoted[1]}"\n', encoding="utf-8")
+    items = [*read_items(path), *read_items(table)]
+    assert {(item.question, item.kind, item.options) for item in items} == {(question, kind, options)}
+    given = OwnKey("text", (answer,), closed=False).to_json() if kind is AnswerKind.FEEDBACK else answer
+    assert {item.answer for item in items} == {given}
+    assert {(item.id, item.task) for item in items[:3]} == {("q", "math"), ("p", "chat"), ("m", "chat")}
+
+
+def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_worked_solution(tmp_path: Path) -> None:
+    worked = "<think>\nStep 1: 2+3 is 5.\n</think>\n<answer>\\boxed{5}</answer>"
+    plain = "First add: so it is \\boxed{5}, of course."
+    items = read_items(
+        lines(tmp_path / "own.jsonl", {"prompt": "2+3?", "completion": worked}, {"prompt": "3+2?", "completion": plain})
+    )
+    assert [(item.answer, item.kind, item.solution) for item in items] == [
+        ("5", AnswerKind.MATH, worked),
+        ("5", AnswerKind.MATH, ""),
+    ]
+
+
+def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_path: Path) -> None:
+    talk = [("developer", "Be brief."), ("user", "Hi, I am Jo."), ("assistant", "Hello Jo."), ("user", "Who am I?")]
+    (item,) = read_items(lines(tmp_path / "own.jsonl", said(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
+    before = (Message("system", "Be brief."), Message("user", "Hi, I am Jo."), Message("assistant", "Hello Jo."))
+    assert (item.question, item.answer, item.context) == ("Who am I?", "Jo", before)
+    system, *turns = prompt_messages(item, "full")
+    assert system == Message("system", f"{SYSTEM_PROMPT}\n\nBe brief.")
+    assert turns[:2] == list(before[1:]) and turns[2].content.startswith("Who am I?")
+    assert prompt_messages(item, "compact") == (Message("user", "Who am I?"),), "as a compact model is asked when it serves"
+    assert cloud_messages(item, "full")[:3] == before
+    assert read_items(lines(tmp_path / "again.jsonl", as_record(item))) == [item]
+
+
+def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
+    talks = [said(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
+    one, other = read_items(lines(tmp_path / "own.jsonl", *talks))
+    assert one.id != other.id and Candidate(one).key != Candidate(other).key
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        (said(("user", "a")), "must end with the user's question and the assistant's answer"),
+        (said(("user", "a"), ("assistant", "b"), ("user", "c")), "must end with"),
+        (said(("assistant", "b")), "must end with"),
+        ({"messages": "a"}, '"messages" must be a list'),
+        (said(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
+        (said(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
+        (said(("user", [{"type": "image_url"}]), ("assistant", "c")), "message 1 something else than text"),
+        (said(("user", "a"), ("tool", "b"), ("assistant", "c")), "message 2 calls a tool"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}]}, "message 2 calls a tool"),
+        (said(("user", "a"), ("assistant", "b"), tools=[{}]), '"tools" cannot be learned'),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}, "weight 0"),
+        (said(("user", "a"), ("assistant", "b"), prompt="a"), 'stands beside "prompt"|"messages" stands beside'),
+        ({"prompt": "a", "answer": "b"}, '"answer" does not go with "prompt"'),
+        ({"question": "a", "completion": "b"}, '"completion" does not go with "question"'),
+        ({"prompt": "a", "completion": ""}, '"completion" must be a non-empty text'),
+        ({"prompt": "", "completion": "a"}, '"prompt" must be a non-empty text'),
+        ({"prompt": "a", "completion": LONG, "split": "test"}, "too long to be judged"),
+        ({"prompt": "a", "completion": "Z", "options": ["x", "y"]}, '"completion" names none of the 2 options'),
+        ({"prompt": "a", "completion": "b", "label": "two words"}, '"label" must be a label'),
+        ({"prompt": "a", "completion": "b", "label": "c", "task": "d"}, "another word for"),
+    ],
+)
+def test_a_record_that_cannot_be_learned_is_named_by_file_and_line(
+    tmp_path: Path, record: dict[str, Any], complaint: str
+) -> None:
+    path = lines(tmp_path / "own.jsonl", {"question": "ok", "answer": 1}, record)
+    with pytest.raises(TaskFileError, match=complaint) as caught:
+        open_source(str(path))
+    assert "own.jsonl:2: " in str(caught.value)
+
+
+def test_long_answers_are_reported_when_the_file_is_read_and_never_held_out(tmp_path: Path) -> None:
+    records = [{"prompt": f"Write letter {number}.", "completion": f"{LONG} ({number})"} for number in range(30)]
+    path = lines(tmp_path / "own.jsonl", {"question": "2+3?", "answer": 5, "split": "train"}, *records)
+    source = JsonLinesSource(path)
+    (note,) = source.notes
+    assert "30 of 31 answers" in note and "Write letter 0." in note and "a few words" in note
+    assert list(source.test(99)) == [] and len(source.train_items) == 31
+    assert notes_of(read_items(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5}))) == ()
+
+
+CSV = 'Question;Answer;Label;Split;Options\nWhich?;whale;zoo;test;trout | whale\n\n"2+3;\nplus 1?";6;;;\n'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".csv", ";"), (".csv", "\t"), (".tsv", "\t"), (".CSV", ";")])
+def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encoding: str, suffix: str, delimiter: str) -> None:
+    path = tmp_path / f"own{suffix}"
+    path.write_text(CSV.replace(";", delimiter), encoding=encoding, newline="")
+    first, second = read_items(path)
+    assert (first.question, first.answer, first.task, first.split, first.options) == (
+        "Which?",
+        "whale",
+        "zoo",
+        "test",
+        ("trout", "whale"),
+    )
+    assert (first.kind, second.kind, first.family) == (AnswerKind.CHOICE, AnswerKind.MATH, "csv")
+    assert (second.question, second.answer, second.task) == (f"2+3{delimiter}\nplus 1?", "6", "chat")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "complaint"),
+    [
+        ("frage,antwort\na,b\n", ":1: ", "names no question and answer"),
+        ("question|answer\na|b\n", ":1: ", "names no question and answer"),
+        ("question,answer,answer\na,b,c\n", ":1: ", "'answer' stands there twice"),
+        ("question,answer,hint\na,b,c\n", ":2: ", "unknown key 'hint'"),
+        ("question,answer\na,1\nb,2,3\n", ":3: ", "3 cells, but the header names 2"),
+        ("question,answer\na,1\nb,\n", ":3: ", '"answer" must be'),
+        ('question,answer\n"a\nb",1\nc,"d"e\n', ":4: ", "not CSV"),
+        ("question,answer\na,1\na,1\n", ":3: ", "occurs twice, first in line 2"),
+        ("question,answer,level\na,1,high\n", ":2: ", '"level" must be a whole number'),
+        ("question,answer\n", "", "no task item"),
+        ("", ":1: ", "names no question and answer"),
+    ],
+)
+def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text: str, where: str, complaint: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TaskFileError) as caught:
+        open_source(str(path))
+    assert f"own.csv{where}" in str(caught.value) and complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes("question,answer\nWo?,Köln\n".encode("latin-1"))
+    with pytest.raises(TaskFileError) as caught:
+        open_source(str(path))
+    assert "UTF-8" in caught.value.hint
+
+
+def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: Path) -> None:
+    facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(19)]
+    few = JsonLinesSource(lines(tmp_path / "few.jsonl", *facts))
+    assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (19, 0, 19)
+    stated = JsonLinesSource(lines(tmp_path / "stated.jsonl", {**facts[0], "split": "test"}, *facts[1:]))
+    assert len(stated.test_items) >= 1 and stated.to_measure() is stated
+    many = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(200)]
+    assert 10 <= len(JsonLinesSource(lines(tmp_path / "many.jsonl", *many)).test_items) <= 30
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("assert f(1) == 2", ""),
+        ("import math, collections.abc\nfrom os import path\nassert f(math.pi)", ""),
+        ("def check(candidate):\n    assert candidate(1)\ncheck(f)", ""),
+        ("assert sorted(f([2]), key=lambda x: -x) == [2]", ""),
+        ("s = Stack()\ns.push(1)\nassert s.pop() == 1", ""),
+        ("class Mine(Exception): pass\nclass More(Mine): pass\nassert f(1)", ""),
+        ('{"inputs": [1], "outputs": [2]}', ""),
+        ("import numpy as np\nassert f(1)", "import numpy"),
+        ("from pytest import raises\nassert f(1)", "import pytest"),
+        ("import asyncio\nasync def main():\n    assert await f(1)\nasyncio.run(main())", "await"),
+        ("import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as o:\n    f(1)", "printed"),
+        ("from contextlib import redirect_stdout\nwith redirect_stdout(None):\n    f(1)", "printed"),
+        ("import sys\nold = sys.stdout\nf(1)", "printed"),
+        ("class Mine(Shape): pass\nassert Mine().area()", "derive a class"),
+        ("assert f(lambda x: x) == 1", "hand functions"),
+        ("def twice(x): return 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+    ],
+)
+def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
+    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code"}
+    fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}
+    notes = JsonLinesSource(lines(tmp_path / "own.jsonl", fine, program)).notes
+    if not reason:
+        assert notes == ()
+        return
+    (note,) = notes
+    assert "1 of 2 programs" in note and "'Write f.'" in note and reason in note
