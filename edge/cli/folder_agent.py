@@ -26,6 +26,7 @@ from edge.cloud.client import KnownBudget
 from edge.cloud.sent import entry_json, reading_sent
 from edge.core.clock import SystemClock, local_day
 from edge.core.errors import CoordinatorError, NotFound, StateError
+from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
