@@ -32,7 +32,7 @@ from edge.core.errors import AdapterError, StateError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
-from edge.learning.activity import MadeSteps, activity_report
+from edge.learning.activity import MadeSteps, activity_report, headline
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
@@ -62,7 +62,7 @@ class Records:
         return self._state.run_id
 
     def why(self, answer_id: str) -> AnswerRecord:
-        """The stored record of an answer. Raises NotFound."""
+        """The stored record of an answer, or of the last one. Raises NotFound."""
         return AnswerRecord(**self._state.request(answer_id))
 
     def rate(self, feedback: Feedback) -> Feedback:
@@ -76,6 +76,10 @@ class Records:
     def report(self, since: float) -> dict[str, Any]:
         """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
         return activity_report(self._state.database, since, self._clock.now(), self._made_steps)
+
+    def headline(self) -> dict[str, Any]:
+        """The four numbers that every page begins with."""
+        return headline(self._state.database, self._clock.now(), self._made_steps)
 
     def used_today(self) -> UsedToday:
         """What this device has used, today and ever."""

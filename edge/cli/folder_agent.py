@@ -28,10 +28,10 @@ from edge.core.clock import SystemClock, local_day
 from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
-from edge.learning.activity import read_activity
+from edge.learning.activity import read_activity, read_headline
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import StateReader, Used, reading, used_today
+from edge.state.reader import LAST_ANSWER, StateReader, Used, reading, used_today
 
 if TYPE_CHECKING:
     from edge.cloud.sent import Choice
@@ -60,7 +60,7 @@ class FolderAgent:
             record = state.request(answer_id)
             async with present_coordinator(self._config, state) as client:
                 get_call, nobody = client.get_call if client else None, "the embedded coordinator is not running"
-                return await explained(record, get_call, nobody, said_of(state, answer_id))
+                return await explained(record, get_call, nobody, said_of(state, record["id"]))
 
     async def status(self) -> Mapping[str, Any]:
         """What the folder holds: how far learning has come, and which adapter is active."""
@@ -192,6 +192,11 @@ class FolderAgent:
             held = nothing_held(settings, now) if state is None else stored_held(state, settings, self._clock)
         return {**read_activity(self._folder, since, now), "target": held.target, "cloud_name": held.cloud_name}
 
+    async def headline(self) -> Mapping[str, Any]:
+        """Answered locally, right in the end, gained, and spent."""
+        found = read_headline(self._folder, self._clock.now())
+        return {**found, "cloud_name": self._stored_settings().cloud_name}
+
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""
         with self._writing() as folder:
@@ -215,7 +220,8 @@ class FolderAgent:
         """The folder in which an answer is looked for. Raises NotFound where nothing was asked yet."""
         with reading(self._folder) as state:
             if state is None:
-                raise NotFound(f"no answer with id {answer_id}: nothing was asked in {self._folder} yet")
+                wanted = "no answer" if answer_id == LAST_ANSWER else f"no answer with id {answer_id}"
+                raise NotFound(f"{wanted}: nothing was asked in {self._folder} yet")
             yield state
 
     @contextmanager

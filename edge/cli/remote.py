@@ -229,6 +229,10 @@ class RemoteAgent:
         """What was learned, gained, forgotten and spent since a time."""
         return await self._ask(f"/api/report?since={since:.3f}")
 
+    async def headline(self) -> Mapping[str, Any]:
+        """Answered locally, right in the end, gained, and spent."""
+        return await self._ask("/api/headline")
+
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
         return await self._ask("/api/learning", {"paused": paused})

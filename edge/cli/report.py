@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -13,7 +14,18 @@ from edge.cli.output import one_line, print_json, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
-from edge.core.formatting import counted, duration, money, percent
+from edge.core.formatting import counted, duration, money, percent, points
+
+if TYPE_CHECKING:
+    from edge.serve.ports import AgentControl
+
+
+IN_THE_END = (
+    "right in the end is an estimate: at the same rate the questions that want help most go to the cloud, "
+    "which counts as right as often as it was while learning"
+)
+_WIDTH = 200
+"""Of a table that is not printed to a terminal, so that no cell is cut."""
 
 
 @takes("state")
@@ -27,26 +39,42 @@ def command(
 ) -> None:
     """What was learned, gained, forgotten and spent, beside a running agent or without one."""
     config, begin = settings.config(), since_of(since, SystemClock().now())
-    report = ask_agent(config, lambda agent: agent.report(begin))
+    report, headline = ask_agent(config, lambda agent: _read(agent, begin))
     if json:
         print_json(report)
         return
     from rich.console import Console
     from rich.table import Table
 
+    print("\n".join(headline_lines(headline)))
     print(f"since {_when(report['since'])}")
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("validation questions")
-    for name in ("right before", "right after", "gained", "lost", "new"):
+    for name in ("alone before", "after", "gained", "lost", "new", "in the end before", "after", "at"):
         table.add_column(name, justify="right")
     for task in report["tasks"]:
-        of = task["items"]
+        of, end = task["items"], task["in_the_end"]
         new = f"{task['new_right']} of {task['new']}" if task["new"] else "-"
         cells = (f"{task['right_then']} of {of}", f"{task['right_now']} of {of}", str(task["gained"]), str(task["lost"]), new)
-        table.add_row(one_line(task["source"]), *cells)
+        ends = (percent(end["before"]), percent(end["after"]), percent(end["rate"])) if end else ("-", "-", "-")
+        table.add_row(one_line(task["source"]), *cells, *ends)
     if report["tasks"]:
-        Console(highlight=False, markup=False, emoji=False).print(table)
+        Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
     print(visible("\n".join(report_lines(report))))
+
+
+def headline_lines(headline: Mapping[str, Any]) -> Iterator[str]:
+    """The four numbers, in two lines."""
+    here, end, gained = headline["answered_locally"], headline["right_in_the_end"], headline["gained"]
+    parts = [
+        f"answered locally {percent(here)}"
+        + (f" of {counted(headline['answers'], 'answer')} this month" if headline["answers"] else ""),
+        f"right in the end {percent(end)}",
+        f"gained {points(gained)} since the beginning",
+    ]
+    yield " · ".join(parts)
+    practice = f" ({headline['cloud_name']})" if headline["cloud_name"] else ""
+    yield f"spent {money(headline['spent_today_uusd'])} today, {money(headline['spent_this_month_uusd'])} this month{practice}"
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -55,8 +83,13 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     if not report["tasks"]:
         yield "gained    nothing was examined yet (with gate.enabled: false it never is)"
     elif total["items"]:
-        both = f"{total['items']} validation questions that both versions were examined on"
+        both = f"{total['items']} validation questions that were examined before and after"
         yield f"gained    {total['gained']}, lost {total['lost']} of {both}"
+    if any(task["in_the_end"] for task in report["tasks"]):
+        yield f"          {IN_THE_END}"
+    for task in report["tasks"]:
+        for example in task["examples"]:
+            yield f"example   {one_line(task['source'])}, {example_line(example)}"
     yield f"active    {_version(now)}" + (f"; then {_version(before)}" if before != now else ", as then")
     learning = report["learning"]
     yield f"target    {report['target']}"
@@ -77,7 +110,8 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for back in report["went_back"]:
         why = f": {one_line(back['reason'])}" if back["reason"] else ""
         by = "by hand" if back["by"] == "person" else f"by itself ({back['by']})"
-        yield f"went back {_when(back['at'])}, from {_version(back['from_version'])} to {_version(back['to_version'])}, {by}{why}"
+        versions = f"from {_version(back['from_version'])} to {_version(back['to_version'])}"
+        yield f"rolled back {_when(back['at'])}, {versions}, {by}{why}"
     for number, one in enumerate(report["answers"]):
         verdicts = f"{one['good']} good, {one['bad']} bad, {one['corrected']} corrected"
         yield f"{'answered' if number == 0 else '':<10}{one['answers']} {one['source']} ({verdicts})"
@@ -96,6 +130,20 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'waited' if number == 0 else '':<10}{duration(wait['seconds'])}, {times}: {one_line(wait['reason'])}"
     if report["paused"]:
         yield "learning is paused; edge-agent resume goes on"
+
+
+def example_line(example: Mapping[str, Any]) -> str:
+    """A question that changed: how, and the answers before and after where they are known."""
+    answers = [
+        f'"{example[end]}" ({"right" if example[f"right_{end}"] else "wrong"})' if example[end] else
+        ("right" if example[f"right_{end}"] else "wrong")
+        for end in ("before", "after")
+    ]  # fmt: skip
+    return one_line(f'{example["change"]}: "{example["question"]}" {answers[0]} -> {answers[1]}')
+
+
+async def _read(agent: AgentControl, since: float) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return await agent.report(since), await agent.headline()
 
 
 def _version(version: int) -> str:

@@ -10,6 +10,7 @@ from edge.cli.budget import amounts
 from edge.cli.options import Json
 from edge.cli.output import local_time, one_line, print_result
 from edge.cli.remote import ask_agent
+from edge.cli.report import headline_lines
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError
@@ -33,7 +34,7 @@ def command(settings: Settings, json: Json = False) -> None:
 
 
 async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
-    """`assist_rate` is of the last step; `used_today` is None where the folder is of a version that did not note it."""
+    """`assist_rate` is of the last step; `used_today` and `headline` are None where the folder is of a version that did not note them."""
     found = await agent.status()
     running = found["running"]
     steps = await agent.steps(max(0, found["steps_done"] - 1))
@@ -43,7 +44,12 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
     except StateError:
         used_today = None
     rate = steps[-1]["assist_rate"] if steps else None
+    try:
+        headline = dict(await agent.headline())
+    except StateError:
+        headline = None
     return {
+        "headline": headline,
         "running": running,
         "address": found["address"],
         "pid": found["pid"],
@@ -62,6 +68,8 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
 def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and what is to be printed beside them."""
     running, learning, budget, cloud = found["running"], found["learning"], found["budget"], found["cloud"]
+    if found["headline"]:
+        yield "result", next(headline_lines(found["headline"]))
     if running:
         pid = "" if found["pid"] is None else f" (pid {found['pid']})"
         yield "agent", f"runs since {local_time(found['since'])}{pid} at {found['address']}"
@@ -101,7 +109,8 @@ def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "budget", of_tasks or "nothing was asked or learned here yet"
     if used := found["used_today"]:
         calls = [f"{counted(used[n]['calls'], 'call')}, {money(used[n]['spend_uusd'])} for {n}" for n in ("serving", "learning")]
-        yield "today", f"{counted(used['answers'], 'answer')} · cloud: {'; '.join(calls)}"
+        month = f" · {money(found['headline']['spent_this_month_uusd'])} this month" if found["headline"] else ""
+        yield "today", f"{counted(used['answers'], 'answer')} · cloud: {'; '.join(calls)}{month}"
     else:
         yield "today", "not known"
     if off := budget["switched_off"]:

@@ -17,6 +17,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def points(difference: float | None) -> str:
+    """`+14.2 points`, or `-` for None: a difference of two shares in percent."""
+    return "-" if difference is None else f"{100 * difference:+.1f} points"
+
+
 def duration(seconds: float) -> str:
     """`45 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)

@@ -17,8 +17,10 @@ from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.hints import with_hint
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
+from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
+from edge.dagrpo.answers import final_answer
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
@@ -145,6 +147,7 @@ class Evaluation:
             help_log_odds=response.help_log_odds,
             bill=bill_of(outcome) if outcome else Bill(),
             failure=outcome.reason if outcome and completion is None else "",
+            answer=shown(" ".join(final_answer(forced.text).split())),
         )
 
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:

@@ -81,7 +81,8 @@ class Judged:
     `own`: the answer that was kept, wrong when it asked. `forced`: with asking made impossible. `joint`: after composition with the
     cloud's answer (None: asked, and no cloud was there to ask). `cloud`: the cloud's answer by itself, where it is known; `bill` what
     it cost. `failure`: why no answer came, or "". `too_long`: the question does not fit into the context, which is a wrong answer.
-    `tokens` is the length of the response; `help_log_odds` log p/(1-p) of asking at its decision.
+    `tokens` is the length of the response; `help_log_odds` log p/(1-p) of asking at its decision. `answer`: the final answer of `forced`,
+    shortened.
     """
 
     asked: bool
@@ -95,6 +96,7 @@ class Judged:
     bill: Bill = Bill()
     failure: str = ""
     too_long: bool = False
+    answer: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

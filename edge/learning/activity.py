@@ -1,22 +1,28 @@
 """What an agent learned, gained, forgot and spent since a time, from its state folder.
 
-Anchors are compared item by item: what the version that served then made of each, and what the one that serves now does. Items that
-were examined with one of the two only are counted apart, so that "gained 4, lost 1 of 40" is exact.
+Validation questions are compared one by one: what the version that was active then made of each, and what the active one does. A source
+that was not examined then is compared with its first exam. Questions that were examined once only are counted apart, so that
+"gained 4, lost 1 of 40" is exact.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from edge.core.clock import day_began, month_began
 from edge.core.errors import StateError
+from edge.core.types import TaskItem
+from edge.evaluation.judging import Candidate
+from edge.learning.comparison import Asking, changed_examples, compare
+from edge.state.folder import GATE_MEMORY
 from edge.state.reader import used_since
-from edge.state.rows import Lineage
-from edge.state.schema import check_readable
+from edge.state.rows import ExamAnswer, Lineage, exam_answers
+from edge.state.schema import check_readable, open_in_memory
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200
@@ -25,6 +31,18 @@ _TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_bac
 
 def read_activity(folder: Path, since: float, now: float) -> dict[str, Any]:
     """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
+    return _read(folder, lambda database: activity_report(database, since, now))
+
+
+def read_headline(folder: Path, now: float) -> dict[str, Any]:
+    """The headline of a state folder, likewise; of one that no agent has used, everything is nothing. Raises StateError."""
+    if not (folder / "agent.sqlite").is_file():
+        with closing(open_in_memory()) as nothing:
+            return headline(nothing, now)
+    return _read(folder, lambda database: headline(database, now))
+
+
+def _read(folder: Path, read: Callable[[sqlite3.Connection], dict[str, Any]]) -> dict[str, Any]:
     path = folder / "agent.sqlite"
     if not path.is_file():
         raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
@@ -35,7 +53,7 @@ def read_activity(folder: Path, since: float, now: float) -> dict[str, Any]:
             if missing := _TABLES - found:
                 text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
                 raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
-            return activity_report(database, since, now)
+            return read(database)
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
@@ -58,7 +76,7 @@ class MadeSteps:
 
 _OF_A_STEP = (
     "step", "at", "serving_version", "gate", "gate_reason", "source", "task", "responses", "assist_rate", "target_rate", "refused",
-    "dual_after", "bands",
+    "dual_after", "bands", "joint_accuracy", "kept_accuracy", "coverage", "masked", "uncalled",
 )  # fmt: skip
 
 
@@ -72,14 +90,15 @@ def activity_report(
     steps = (made_steps or MadeSteps()).read(database)
     serving, then = _serving(database, steps), _serving(database, steps, until=since)
     made = [step for step in steps if step["at"] >= since]
-    tasks, used = _tasks(database, then, serving), used_since(database, since)
+    exams, used = _Exams(database, then, serving), used_since(database, since)
+    tasks = exams.compared(_asking(database, steps))
     return {
         "since": since,
         "now": now,
         "serving_version": serving,
         "serving_version_then": then,
         "tasks": tasks,
-        "total": {name: sum(task[name] for task in tasks) for name in _COUNTS},
+        "total": {**{name: sum(task[name] for task in tasks) for name in _COUNTS}, "in_the_end": _together(tasks)},
         "learning": _learning(made),
         "bands": _bands(made),
         "went_back": _went_back(database, since),
@@ -98,36 +117,100 @@ def activity_report(
 _COUNTS = ("items", "right_then", "right_now", "gained", "lost", "new")
 
 
-def _tasks(database: sqlite3.Connection, then: int, now: int) -> list[dict[str, Any]]:
-    """Each source that the version of now was examined on, compared item by item with the version of then."""
-    before, after, compared = _verdicts(database, then), _verdicts(database, now), []
-    for source, task in database.execute("SELECT source, min(task) FROM exams GROUP BY source"):
-        if source not in after:
-            continue
-        was, right = before.get(source, {}), after[source]
-        both = [key for key in right if key in was]
-        compared.append(
-            {
-                "source": source,
-                "task": task,
-                "items": len(both),
-                "right_then": sum(was[key] for key in both),
-                "right_now": sum(right[key] for key in both),
-                "gained": sum(right[key] and not was[key] for key in both),
-                "lost": sum(was[key] and not right[key] for key in both),
-                "new": len(right) - len(both),
-                "new_right": sum(is_right for key, is_right in right.items() if key not in was),
-            }
+def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | None = None) -> dict[str, Any]:
+    """Four numbers for every page: the share of this month's answers that came from this device, the share of the validation questions
+    that is right in the end at the present rate, how much of it was gained since the beginning, and spend today and this month.
+
+    Shares are None where there was nothing to count.
+    """
+    month, steps = month_began(now), (made_steps or MadeSteps()).read(database)
+    row = database.execute(
+        "SELECT count(*), coalesce(sum(json_extract(record, '$.source') != 'cloud'), 0) FROM requests WHERE created_at >= ?",
+        (month,),
+    ).fetchone()
+    end = _together(_Exams(database, 0, _serving(database, steps)).compared(_asking(database, steps), examples=False))
+    today, this_month = used_since(database, day_began(now)), used_since(database, month)
+    return {
+        "answers": int(row[0]),
+        "answered_locally": row[1] / row[0] if row[0] else None,
+        "right_in_the_end": end["after"] if end else None,
+        "gained": end["after"] - end["before"] if end else None,
+        "validation_questions": end["items"] if end else 0,
+        "spent_today_uusd": today.spend_uusd + today.learning_spend_uusd,
+        "spent_this_month_uusd": this_month.spend_uusd + this_month.learning_spend_uusd,
+    }
+
+
+class _Exams:
+    """What two versions made of the validation questions, by source: `before` and `after`."""
+
+    def __init__(self, database: sqlite3.Connection, then: int, now: int) -> None:
+        self._database = database
+        self.before: dict[str, dict[str, ExamAnswer]] = {}
+        self.after: dict[str, dict[str, ExamAnswer]] = {}
+        self.task: dict[str, str] = {}
+        first: dict[str, dict[str, ExamAnswer]] = {}
+        query = (
+            "SELECT adapter_version, source, task, verdicts FROM exams"
+            " WHERE adapter_version IN (?, ?) OR id IN (SELECT min(id) FROM exams GROUP BY source) ORDER BY id"
         )
-    return compared
+        for version, source, task, text in database.execute(query, (then, now)):
+            answers = exam_answers(text)
+            self.task.setdefault(source, task)
+            first.setdefault(source, answers if version != now else {})
+            for wanted, found in ((then, self.before), (now, self.after)):
+                if version == wanted:
+                    found.setdefault(source, {}).update(answers)
+        for source, answers in first.items():
+            self.before[source] = {**answers, **self.before.get(source, {})}
+
+    def compared(self, asking: Mapping[str, Asking], *, examples: bool = True) -> list[dict[str, Any]]:
+        """Each source that the version of now was examined on."""
+        questions = _questions(self._database) if examples else {}
+        found = []
+        for source, after in sorted(self.after.items()):
+            before, own = self.before[source], asking.get(source)
+            about = {"source": source, "task": self.task[source], **compare(before, after, own)}
+            found.append({**about, "examples": changed_examples(before, after, own, questions)} if examples else about)
+        return found
 
 
-def _verdicts(database: sqlite3.Connection, version: int) -> dict[str, dict[str, bool]]:
-    """By source, the newest verdict of each item with one version."""
-    found: dict[str, dict[str, bool]] = {}
-    for source, text in database.execute("SELECT source, verdicts FROM exams WHERE adapter_version = ? ORDER BY id", (version,)):
-        found.setdefault(source, {}).update(json.loads(text))
-    return found
+def _questions(database: sqlite3.Connection) -> dict[str, str]:
+    """The stored validation questions, by their keys in exams."""
+    stored = _meta(database, GATE_MEMORY)
+    anchors: Mapping[str, Collection[Mapping[str, Any]]] = json.loads(stored).get("anchors", {}) if stored else {}
+    items = (TaskItem.from_dict(item) for own in anchors.values() for item in own)
+    return {Candidate(item).key: item.question for item in items}
+
+
+def _asking(database: sqlite3.Connection, steps: Sequence[Mapping[str, Any]]) -> dict[str, Asking]:
+    """The rate that each source was held to last, and how often the cloud's answers to it were right in all its steps."""
+    rates: dict[str, float] = {}
+    right: dict[str, float] = {}
+    asked: dict[str, int] = {}
+    for step in steps:
+        if "target_rate" in step:
+            rates[step["source"]] = step["target_rate"]
+        if step.get("masked") == 0 and step.get("joint_accuracy") is not None:
+            judged = step["responses"] - step.get("uncalled", 0)
+            alone = round(step["coverage"] * step["responses"])
+            right[step["source"]] = right.get(step["source"], 0.0) + (
+                step["joint_accuracy"] * judged - (step["kept_accuracy"] or 0.0) * alone
+            )
+            asked[step["source"]] = asked.get(step["source"], 0) + judged - alone - step["refused"]
+    return {
+        source: Asking(rate, min(1.0, max(0.0, right[source] / asked[source])) if asked.get(source) else None)
+        for source, rate in rates.items()
+    }
+
+
+def _together(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Right in the end over all sources, each at its own rate; None where it is known of none."""
+    known = [task["in_the_end"] for task in tasks if task["in_the_end"]]
+    items = sum(one["items"] for one in known)
+    if not items:
+        return None
+    return {"items": items, **{end: sum(one[end] * one["items"] for one in known) / items for end in ("before", "after")}}
 
 
 def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], until: float | None = None) -> int:

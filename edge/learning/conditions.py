@@ -285,6 +285,7 @@ class Readiness:
 
         `while_waiting` is awaited after each check: what must be seen to although no step is made.
         """
+        ended = False
         try:
             await self.precedence.idle()
             while reason := self._reason():
@@ -296,8 +297,9 @@ class Readiness:
                     async with asyncio.timeout(_CHECK_S if self.conditions is None else self.conditions.check_s):
                         await self._changed.wait()
                 await self.precedence.idle()
-        finally:
-            self._note("")
+            ended = True
+        finally:  # cut by a stop, the wait is over and learning does not go on
+            self._note("", goes_on=ended)
 
     def _reason(self) -> str:
         if learning_is_paused(self.state):
@@ -307,7 +309,7 @@ class Readiness:
             why = self.conditions.waiting_for(self.clock.now(), self.precedence.quiet_s)
         return f"waiting: {why}" if why else ""
 
-    def _note(self, reason: str) -> None:
+    def _note(self, reason: str, *, goes_on: bool = True) -> None:
         """Keep what is waited for and since when; a wait that a crash cuts ends with its last check. A full disk keeps none."""
         now, same = self.clock.now(), _kind(reason) == _kind(self.waiting)
         with suppress(sqlite3.Error):
@@ -319,7 +321,7 @@ class Readiness:
                 with self.state.database as database:
                     query = "INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)"
                     self._wait = database.execute(query, (now, now, _kind(reason))).lastrowid
-        if not same:
+        if not same and (reason or goes_on):
             self.sink.emit(LearningWaits(reason, now) if reason else LearningResumed(now))
         self.waiting = reason
 

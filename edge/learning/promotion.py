@@ -22,14 +22,14 @@ from edge.learning.own_use import is_own
 from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
-from edge.state.rows import Lineage
+from edge.state.rows import ExamAnswer, Lineage
 from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8
 """Between the steps of one source there may be so many of others."""
-Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, bool]]]
-"""Which candidates an adapter gets right, by their keys. Raises AdapterError."""
+Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, ExamAnswer]]]
+"""What an adapter makes of candidates, by their keys. Raises AdapterError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +109,25 @@ class PromotionGate:
         memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
         memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
         rate = self._rate(event, base, memory)
-        before = memory.right
-        memory, known = await self._examined(memory, line)
+        examined = await self._examined(memory, line)
+        if examined is not None:
+            memory = replace(memory, right={**memory.right, **_right(examined)})
         candidates = candidates_by_source(memory.anchors)
-        exams = results(line.serving, candidates, {key: right for key, right in memory.right.items() if key not in before})
+        exams = results(line.serving, candidates, examined or {})
         try:
-            right = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
+            answers = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
+        right = _right(answers)
         scores = []
-        for source, own in candidates.items() if known else ():
+        for source, own in candidates.items() if examined is not None else ():
             pairs = [(memory.right[one.key], right[one.key]) for one in own]
             lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
             if pairs:
                 example = next((one.item.question for one in own if memory.right[one.key] and not right[one.key]), "")
                 scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained, example))
         reason = refusal_of(scores, self.rules)
-        exams = (*exams, *results(checkpoint.step, candidates, right))
+        exams = (*exams, *results(checkpoint.step, candidates, answers))
         if not reason:
             memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
         return Judgement("refused" if reason else "promoted", reason, tuple(scores), rate, memory.to_json(), exams)
@@ -143,19 +145,19 @@ class PromotionGate:
         right = {key: right for key, right in memory.right.items() if key in wanted}
         return replace(memory, anchors=newest, right=right)
 
-    async def _examined(self, memory: Memory, line: Lineage) -> tuple[Memory, bool]:
-        """The memory with the adapter in use examined on every anchor; False when that adapter cannot be loaded (it is no measure then)."""
+    async def _examined(self, memory: Memory, line: Lineage) -> Mapping[str, ExamAnswer] | None:
+        """What the adapter in use makes of the anchors that it was not examined on yet; None when it cannot be loaded (it is no measure
+        then)."""
         missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
-            return memory, True
+            return {}
         in_use = self.checkpoints.at(line.serving)
         if line.serving and in_use is None:
-            return memory, False
+            return None
         try:
-            right = await self.exam(in_use.adapter if in_use else None, missing)
+            return await self.exam(in_use.adapter if in_use else None, missing)
         except AdapterError:
-            return memory, False
-        return replace(memory, right={**memory.right, **right}), True
+            return None
 
     def _rate(self, event: StepFinished, base: int, memory: Memory) -> RateScore:
         """The mean rate of the last steps of this phase that led to the candidate, and the rate when the adapter in use was promoted.
@@ -177,11 +179,13 @@ def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[st
     return {source: candidates_of((item, 1.0) for item in items) for source, items in anchors.items()}
 
 
-def results(version: int, candidates: Mapping[str, Sequence[Candidate]], right: Mapping[str, bool]) -> tuple[ExamResult, ...]:
+def results(
+    version: int, candidates: Mapping[str, Sequence[Candidate]], answers: Mapping[str, ExamAnswer]
+) -> tuple[ExamResult, ...]:
     """What a version made of the candidates that were examined, source by source."""
-    by_source = {source: {one.key: right[one.key] for one in own if one.key in right} for source, own in candidates.items()}
-    return tuple(
-        ExamResult(version, source, candidates[source][0].item.task, verdicts)
-        for source, verdicts in by_source.items()
-        if verdicts
-    )
+    by_source = {source: {one.key: answers[one.key] for one in own if one.key in answers} for source, own in candidates.items()}
+    return tuple(ExamResult(version, source, candidates[source][0].item.task, own) for source, own in by_source.items() if own)
+
+
+def _right(answers: Mapping[str, ExamAnswer]) -> dict[str, bool]:
+    return {key: answer.right for key, answer in answers.items()}

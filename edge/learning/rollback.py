@@ -11,7 +11,6 @@ to by hand is left alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -22,6 +21,7 @@ from edge.learning.checkpoints import Checkpoints
 from edge.learning.promotion import Exam, Memory, candidates_by_source, results
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.reader import BEST_VERSION
+from edge.state.rows import exam_answers
 from edge.training.promotion_rules import liked_less, lost_more
 
 _CHECKED = "guard_checked"
@@ -116,7 +116,7 @@ class RollbackMonitor:
         known: dict[str, bool] = {}
         query = "SELECT verdicts FROM exams WHERE adapter_version = ? ORDER BY id"
         for (text,) in self.state.database.execute(query, (version,)):
-            known |= json.loads(text)
+            known |= {key: answer.right for key, answer in exam_answers(text).items()}
         missing = [one for one in every if one.key not in known]
         if missing:
             known |= await self._examined(version, candidates, missing) or {}
@@ -128,11 +128,11 @@ class RollbackMonitor:
         """A new exam, kept; None where the adapter cannot be loaded."""
         checkpoint = self.checkpoints.at(version) if version else None
         try:
-            right = dict(await self.exam(checkpoint.adapter if checkpoint else None, items))
+            answers = await self.exam(checkpoint.adapter if checkpoint else None, items)
         except AdapterError:
             return None
-        self.state.put_exams(results(version, candidates, right), self.now())
-        return right
+        self.state.put_exams(results(version, candidates, answers), self.now())
+        return {key: answer.right for key, answer in answers.items()}
 
     def _served_before(self, serving: int) -> int | None:
         """The version that served before the one that serves was promoted."""

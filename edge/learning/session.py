@@ -13,6 +13,7 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.types import AdapterRef
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation
+from edge.evaluation.judging import Judged
 from edge.evaluation.scores import Scores, score
 from edge.inference.backend import InferenceBackend
 from edge.learning.adapters import ServingAdapter
@@ -23,6 +24,7 @@ from edge.learning.rollout import Rollout
 from edge.learning.step import LearningStep
 from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice
+from edge.state.rows import ExamAnswer
 from edge.training.learner import Learner
 
 
@@ -154,10 +156,10 @@ class TrainingSession:
     def _exam(self, engine: InferenceBackend) -> Exam:
         evaluation = self._evaluation(engine)
 
-        async def exam(adapter: AdapterRef | None, candidates: Sequence[Candidate]) -> dict[str, bool]:
+        async def exam(adapter: AdapterRef | None, candidates: Sequence[Candidate]) -> dict[str, ExamAnswer]:
             await engine.swap_adapter(adapter)
-            judged = await evaluation.judge_all(candidates, "anchors")
-            return {one.candidate.key: one.judged.forced.right for one in judged}
+            found = await evaluation.judge_all(candidates, "anchors")
+            return {one.candidate.key: _exam_answer(one.judged) for one in found}
 
         return exam
 
@@ -165,3 +167,7 @@ class TrainingSession:
         """At temperature 0, without the cloud."""
         roles = EvalRoles(engine, self.components.verifier, self.components.policy, cloud=None)
         return Evaluation(roles, replace(self.settings.rollout, temperature=0.0))
+
+
+def _exam_answer(judged: Judged) -> ExamAnswer:
+    return ExamAnswer(judged.forced.right, judged.help_log_odds, judged.answer)

@@ -229,6 +229,17 @@ class Report(ResponseBody):
     spend: dict[str, Any]
 
 
+class Headline(ResponseBody):
+    """Of this month's answers the share that came from this device; of the stored validation questions the share that is right in the end
+    at the present rate, and what of it was gained since the beginning; spend in micro-USD. Null where nothing was counted."""
+
+    answered_locally: Share | None
+    right_in_the_end: Share | None
+    gained: float | None
+    spent_today_uusd: Count
+    spent_this_month_uusd: Count
+
+
 class SentEntry(ResponseBody):
     """A request that left the device."""
 
@@ -339,7 +350,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
 
     @app.get("/api/why/{answer_id}", response_model=Explanation, responses=_NOT_FOUND)
     async def why(answer_id: str) -> Response:
-        """How one answer came about."""
+        """How one answer came about; `last` stands for the newest answer's id."""
         return JSONAnswer(await control.why(answer_id.removeprefix("chatcmpl-")))
 
     @app.get("/api/adapters", response_model=AdapterVersions)
@@ -380,6 +391,11 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     async def report(since: _Since = 0) -> Response:
         """What was learned, gained, forgotten and spent since a time, in seconds of the epoch."""
         return JSONAnswer(await control.report(since))
+
+    @app.get("/api/headline", response_model=Headline)
+    async def headline() -> Response:
+        """Answered locally, right in the end, gained, and spent."""
+        return JSONAnswer(await control.headline())
 
     @app.get("/api/budget", response_model=Budgets)
     async def budget() -> Response:

@@ -104,7 +104,11 @@ class AgentControl(Protocol):
     """An agent to look at and to steer, in JSON values. Every method may raise EdgeError and nothing else."""
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """How one answer came about. Raises NotFound for an unknown id."""
+        """How one answer came about (`last`: the newest one). Raises NotFound for an unknown id."""
+        ...
+
+    async def headline(self) -> Mapping[str, Any]:
+        """Answered locally, right in the end, gained, and spent."""
         ...
 
     async def status(self) -> Mapping[str, Any]:

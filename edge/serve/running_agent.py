@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -65,13 +65,16 @@ class RunningAgent:
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
         records = self._agent.records
-        return await explained(records.why(answer_id).to_json(), self._agent.link.call, said=records.feedback.of(answer_id))
+        record = records.why(answer_id)
+        return await explained(record.to_json(), self._agent.link.call, said=records.feedback.of(record.id))
 
     async def status(self) -> Mapping[str, Any]:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
+        budget = await self._budget()
+        await self._bring_quota()
         status = asdict(self._agent.status())
         status["model"].pop("path", None)
-        return {**status, "last_step": None, "budget": await self._budget()}
+        return {**status, "last_step": None, "budget": budget}
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """Finished steps above `after`, oldest first, the newest 2000 at most."""
@@ -95,6 +98,10 @@ class RunningAgent:
         """What was learned, gained, forgotten and spent since a time."""
         held = self._agent.held
         return {**self._agent.records.report(since), "target": held.target, "cloud_name": held.cloud_name}
+
+    async def headline(self) -> Mapping[str, Any]:
+        """Answered locally, right in the end, gained, and spent."""
+        return {**self._agent.records.headline(), "cloud_name": self._agent.held.cloud_name}
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
@@ -161,6 +168,13 @@ class RunningAgent:
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
         return self._agent.records.what_if(rates, task, last).to_json()
+
+    async def _bring_quota(self) -> None:
+        """The budget that people's questions use is asked for where the coordinator does not report it by itself."""
+        link, task = self._agent.link, self._agent.budgets.serving_task
+        if link.client.online and not link.follows(task):
+            with suppress(CoordinatorError):  # it stays as it was known
+                await link.budget(task)
 
     async def _budget(self) -> Mapping[str, Any] | None:
         try:

@@ -156,7 +156,7 @@ class StateFolder(StateReader):
     def _put_exam(self, exam: Exam, at: float) -> None:
         self._db.execute(
             "INSERT INTO exams (at, adapter_version, source, task, verdicts) VALUES (?, ?, ?, ?, ?)",
-            (at, exam.adapter_version, exam.source, exam.task, json.dumps(dict(exam.right))),
+            (at, exam.adapter_version, exam.source, exam.task, exam.answers_json()),
         )
 
     def _queue(self, report: Report) -> None:

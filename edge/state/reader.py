@@ -25,6 +25,8 @@ POSITION = "position"
 LINE = "line"
 BEST_VERSION = "guard_best"
 """Names of small values that more than one module uses."""
+LAST_ANSWER = "last"
+"""In place of an answer's id: the newest answer."""
 
 
 class StateReader:
@@ -102,7 +104,11 @@ class StateReader:
         ]
 
     def request(self, request_id: str) -> dict[str, Any]:
-        """The record of an answer. Raises NotFound."""
+        """The record of an answer, or of the last one. Raises NotFound."""
+        if request_id == LAST_ANSWER:
+            if newest := self.requests(1):
+                return newest[0]
+            raise NotFound(f"there is no answer in {self.folder} yet", hint="edge-agent ask gives one")
         row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
         if row is None:
             raise NotFound(f"no answer with id {request_id} in {self.folder}", hint="the id stands on the line below each answer")

@@ -98,13 +98,33 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class ExamAnswer:
+    """What a version made of one item with asking made impossible. `help_log_odds`: log p/(1-p) that it asks where it may, None where that
+    is not known. `answer`: its final answer, shortened."""
+
+    right: bool
+    help_log_odds: float | None = None
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Exam:
-    """Which items of one source a version got right, by their keys."""
+    """What a version made of the items of one source, by their keys."""
 
     adapter_version: int
     source: str
     task: str
-    right: Mapping[str, bool]
+    answers: Mapping[str, ExamAnswer]
+
+    def answers_json(self) -> str:
+        """The answers as JSON text."""
+        return json.dumps({key: asdict(answer) for key, answer in self.answers.items()})
+
+
+def exam_answers(text: str) -> dict[str, ExamAnswer]:
+    """From what `answers_json` made; older folders have only whether each item was right."""
+    found: dict[str, Any] = json.loads(text)
+    return {key: ExamAnswer(**one) if isinstance(one, dict) else ExamAnswer(one) for key, one in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

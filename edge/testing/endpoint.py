@@ -12,6 +12,7 @@ from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRequest, Standing
+from edge.state.reader import LAST_ANSWER
 
 _LIMITS: Mapping[str, Any] = {
     "calls": 7,
@@ -75,7 +76,7 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "serving_version": 0,
     "serving_version_then": 0,
     "tasks": [],
-    "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0},
+    "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0, "in_the_end": None},
     "learning": {"steps": 0, "promotions": 0, "refusals": 0, "refused_because": [], "by_source": []},
     "bands": [],
     "went_back": [],
@@ -89,6 +90,17 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "cloud_name": "",
 }
 """The report of an agent that has done nothing yet."""
+NO_HEADLINE: Mapping[str, Any] = {
+    "answers": 0,
+    "answered_locally": None,
+    "right_in_the_end": None,
+    "gained": None,
+    "validation_questions": 0,
+    "spent_today_uusd": 0,
+    "spent_this_month_uusd": 0,
+    "cloud_name": "",
+}
+"""Its headline."""
 
 
 class ScriptedAnswers:
@@ -140,12 +152,15 @@ class ScriptedControl:
         self.waiting: list[Mapping[str, Any]] = []
         self.verdicts: dict[str, Mapping[str, Any]] = {}
         self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
+        self.prepared_headline: Mapping[str, Any] = NO_HEADLINE
         self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
         self.budgets: dict[str, Any] = dict(SCRIPTED_BUDGETS)
         self.outlook: dict[str, Any] = {}
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The note under any id that was asked."""
+        """The note under any id that was asked; `last` is the last one."""
+        if answer_id == LAST_ANSWER and self._answers.asked:
+            answer_id = self._answers.asked[-1].id
         if answer_id not in {question.id for question in self._answers.asked}:
             raise NotFound(f"no answer {answer_id!r}")
         return {**self._answers.note.to_json(), "id": answer_id}
@@ -254,6 +269,10 @@ class ScriptedControl:
     async def report(self, since: float) -> Mapping[str, Any]:
         """The prepared report."""
         return {**self.prepared_report, "since": since}
+
+    async def headline(self) -> Mapping[str, Any]:
+        """The prepared headline."""
+        return self.prepared_headline
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Marks the prepared state."""

@@ -18,14 +18,18 @@ from edge.cli.options import since_of
 from edge.cli.report import report_lines
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
-from edge.core.types import Message, Sampling
-from edge.learning.activity import MadeSteps, activity_report, read_activity
+from edge.core.types import AnswerKind, Message, Sampling, TaskItem
+from edge.evaluation.evaluate import candidates_of
+from edge.learning.activity import MadeSteps, activity_report, headline, read_activity, read_headline
+from edge.learning.promotion import Memory
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
-from edge.state.folder import StateFolder
+from edge.state.folder import GATE_MEMORY, StateFolder
+from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
 from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World, local_answer, mixed_script, number_in
+from tests.unit.agent_world import World, changed, local_answer, mixed_script, number_in
+from tests.unit.test_console import step as finished_step
 
 RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
@@ -61,13 +65,21 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
         since_noon, since_ever = agent.records.report(noon), agent.records.report(began)
     assert (since_noon["serving_version_then"], since_noon["serving_version"]) == (2, 4)
     [task] = since_noon["tasks"]
+    examples, end = task.pop("examples"), task.pop("in_the_end")
     assert task == {
         "source": "sums", "task": "math", "items": 10, "right_then": 8, "right_now": 8, "gained": 1, "lost": 1, "new": 0,
         "new_right": 0,
     }  # fmt: skip
+    assert [(one["change"], one["right_before"], one["right_after"]) for one in examples] == [
+        ("gained", False, True), ("lost", True, False),
+    ]  # fmt: skip
+    assert (examples[0]["question"], examples[0]["before"], examples[0]["after"]) == ("What is 900002 + 1?", "900004", "900003")
+    assert (end["items"], end["rate"]) == (10, 0.3)
     [task] = since_ever["tasks"]
     assert (task["right_then"], task["right_now"], task["gained"], task["lost"]) == (6, 8, 2, 0)
-    assert since_ever["total"] == {"items": 10, "right_then": 6, "right_now": 8, "gained": 2, "lost": 0, "new": 0}
+    total = since_ever["total"]
+    assert total.pop("in_the_end")["items"] == 10
+    assert total == {"items": 10, "right_then": 6, "right_now": 8, "gained": 2, "lost": 0, "new": 0}
     assert (since_noon["learning"]["steps"], since_noon["learning"]["promotions"]) == (2, 1)
     assert since_ever["learning"]["by_source"][0]["steps"] == 4
 
@@ -207,3 +219,63 @@ def test_pause_and_resume_work_on_an_idle_folder(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["paused"] is True
     assert main(["resume", "--state", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"paused": False, "waiting": ""}
+
+
+def exam(version: int, right: str, wants_help: str, known: str = "abcd", source: str = "sums") -> Exam:
+    odds = {key: float(wants_help.find(key) >= 0) for key in known}
+    return Exam(version, source, "math", {key: ExamAnswer(key in right, odds[key]) for key in known})
+
+
+def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_path: Path) -> None:
+    now = datetime(2026, 3, 5, 12).astimezone().timestamp()
+    charges = {datetime(2026, 2, 28): 100, datetime(2026, 3, 1, 1): 20, datetime(2026, 3, 5, 1): 3}
+    with StateFolder(tmp_path) as state:
+        assert headline(state.database, now)["answered_locally"] is headline(state.database, now)["gained"] is None
+        for number, (at, uusd) in enumerate(charges.items()):
+            record = replace(RECORD, charged_uusd=uusd, source="cloud" if number == 1 else "local")
+            state.put_request(str(at), at.astimezone().timestamp(), record.to_json())
+        state.put_exams([exam(0, "ab", "ab"), exam(2, "abc", "d")], 1.0)
+        add_step(state, 2, target_rate=0.25, responses=8, coverage=0.5, kept_accuracy=0.5, joint_accuracy=0.5)
+        state.set_lineage(Lineage(2, 2))
+        found = headline(state.database, now)
+    assert (found["answers"], found["answered_locally"]) == (2, 0.5)
+    assert (found["spent_today_uusd"], found["spent_this_month_uusd"]) == (3, 23)
+    assert found["validation_questions"] == 4
+    assert found["right_in_the_end"] == pytest.approx((3 + 0.5) / 4), "the cloud was right on 2 of 4"
+    assert found["gained"] == pytest.approx((3 + 0.5) / 4 - (1 + 0.5) / 4)
+    assert read_headline(tmp_path, now) == found
+    assert read_headline(tmp_path / "none", now)["answers"] == 0
+
+
+def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        state.put_exams([exam(0, "a", ""), exam(2, "ab", ""), exam(2, "a", "", source="later"), exam(4, "abc", "", "abcde")], 1.0)
+        state.put_exams([exam(4, "abcd", "", source="later")], 1.0)
+        state.set_lineage(Lineage(4, 4))
+        later, sums = activity_report(state.database, 0.0, 9.0)["tasks"]
+    assert (later["source"], later["right_then"], later["right_now"], later["new"]) == ("later", 1, 4, 0)
+    assert (sums["right_then"], sums["right_now"], sums["new"], sums["new_right"]) == (1, 3, 1, 0)
+
+
+def test_the_report_begins_with_the_headline_and_names_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    item = TaskItem("i1", "math", "sums", 1, "train", "How many apples are left?", "7", AnswerKind.MATH, 4)
+    [key] = [one.key for one in candidates_of([(item, 1.0)])]
+    with StateFolder(tmp_path) as state:
+        state.set_meta(GATE_MEMORY, Memory(anchors={"sums": (item,)}).to_json())
+        answers = [{key: ExamAnswer(False, 0.5, "8")}, {key: ExamAnswer(True, -0.5, "7")}]
+        state.put_exams([Exam(version, "sums", "math", own) for version, own in zip((0, 2), answers, strict=True)], 1.0)
+        add_step(state, 2, target_rate=0.3)
+        state.set_lineage(Lineage(2, 2))
+    assert main(["report", "--since", "ever", "--state", str(tmp_path)]) == 0
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert "answered locally" in first and "right in the end" in first and "gained +100.0 points" in first
+    assert "today" in second and "this month" in second
+    assert any(line.startswith("example") and '"8" (wrong) -> "7" (right)' in line and "apples" in line for line in rest)
+    assert main(["status", "--state", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["headline"]["gained"] == 1.0
+
+
+def add_step(state: StateFolder, number: int, **values: Any) -> None:
+    event = changed(finished_step(1), step=number, source="sums", task="math", serving_version=number, **values)
+    with state.database as database:
+        database.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (number, "math", number, json.dumps(event.to_json())))

@@ -1,0 +1,99 @@
+"""Two exams of the same validation questions compared: what is right alone, and what is right in the end at one rate of asking.
+
+An exam knows of every question whether the model alone is right, and how much it wants to ask. At a rate τ the questions with the highest
+help log-odds go to the cloud, where they count as right as often as the cloud was right while learning: an estimate, since the cloud is not
+asked. A model that asks for what it cannot do is right more often at the same τ, even where it can do no more alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any, Literal
+
+from edge.core.formatting import shown
+from edge.state.rows import ExamAnswer
+
+Answers = Mapping[str, ExamAnswer]
+Change = Literal["gained", "asks now", "lost", "asks no longer"]
+"""Right alone now; wrong alone, and asks now; no longer right alone; wrong alone, and asks no longer."""
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The rate τ that a source is held to, and the share of the cloud's answers to it that were right (None: not known yet)."""
+
+    rate: float
+    cloud_accuracy: float | None = None
+
+    def asked(self, answers: Answers, keys: Collection[str]) -> frozenset[str]:
+        """The questions among `keys` that go to the cloud at this rate."""
+        by_wish = sorted(keys, key=lambda key: (-(answers[key].help_log_odds or 0.0), key))
+        return frozenset(by_wish[: int(self.rate * len(by_wish) + 0.5)])
+
+    def right_in_the_end(self, answers: Answers, keys: Collection[str]) -> float:
+        """The share right: alone, or with the cloud's answer, which counts as right where its accuracy is not known."""
+        asked = self.asked(answers, keys)
+        alone = sum(answers[key].right for key in keys if key not in asked)
+        return (alone + len(asked) * (1.0 if self.cloud_accuracy is None else self.cloud_accuracy)) / len(keys)
+
+
+def compare(before: Answers, after: Answers, asking: Asking | None) -> dict[str, Any]:
+    """The counts of one source. `in_the_end` is None where the rate, or how much the model wants to ask, is not known."""
+    both = [key for key in after if key in before]
+    weighed = [key for key in both if None not in (before[key].help_log_odds, after[key].help_log_odds)]
+    in_the_end = None
+    if asking is not None and weighed:
+        in_the_end = {
+            "items": len(weighed),
+            "rate": asking.rate,
+            "cloud_accuracy": asking.cloud_accuracy,
+            "before": asking.right_in_the_end(before, weighed),
+            "after": asking.right_in_the_end(after, weighed),
+        }
+    return {
+        "items": len(both),
+        "right_then": sum(before[key].right for key in both),
+        "right_now": sum(after[key].right for key in both),
+        "gained": sum(after[key].right and not before[key].right for key in both),
+        "lost": sum(before[key].right and not after[key].right for key in both),
+        "new": len(after) - len(both),
+        "new_right": sum(answer.right for key, answer in after.items() if key not in before),
+        "in_the_end": in_the_end,
+    }
+
+
+def changed_examples(
+    before: Answers, after: Answers, asking: Asking | None, questions: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """A few questions that changed, gained ones first; of each kind of change one before a second one."""
+    both = [key for key in after if key in before and key in questions]
+    weighed = [key for key in both if None not in (before[key].help_log_odds, after[key].help_log_odds)]
+    then, now = (asking.asked(answers, weighed) if asking else frozenset[str]() for answers in (before, after))
+    by_change: dict[Change, list[str]] = {"gained": [], "asks now": [], "lost": [], "asks no longer": []}
+    for key in both:
+        if change := _change(before[key].right, after[key].right, key in then, key in now):
+            by_change[change].append(key)
+    in_turn = chain.from_iterable(zip_longest(*([(change, key) for key in keys] for change, keys in by_change.items())))
+    chosen = [one for one in in_turn if one is not None][:_EXAMPLES]
+    return [
+        {
+            "question": shown(" ".join(questions[key].split())),
+            "change": change,
+            "before": before[key].answer,
+            "after": after[key].answer,
+            "right_before": before[key].right,
+            "right_after": after[key].right,
+        }
+        for change, key in sorted(chosen, key=lambda one: list(by_change).index(one[0]))
+    ]
+
+
+def _change(was_right: bool, is_right: bool, asked: bool, asks: bool) -> Change | None:
+    if was_right != is_right:
+        return "gained" if is_right else "lost"
+    if is_right or asked == asks:
+        return None
+    return "asks now" if asks else "asks no longer"

@@ -1,0 +1,54 @@
+"""Two exams compared: what is right alone, what is right in the end at one rate, and the questions that changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edge.learning.comparison import Asking, changed_examples, compare
+from edge.state.rows import Exam, ExamAnswer, exam_answers
+
+QUESTIONS = {key: f"question {key}" for key in "abcd"}
+
+
+def answers(right: str, wants_help: str, known: str = "abcd") -> dict[str, ExamAnswer]:
+    """Right on these, and in this order the likeliest to ask."""
+    odds = {key: float(-place) for place, key in enumerate([*wants_help, *(key for key in known if key not in wants_help)])}
+    return {key: ExamAnswer(key in right, odds[key], f"answer {key}") for key in known}
+
+
+def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone() -> None:
+    before, after = answers(right="ab", wants_help="ab"), answers(right="ab", wants_help="cd")
+    found = compare(before, after, Asking(0.5, 0.9))
+    assert (found["right_then"], found["right_now"], found["gained"]) == (2, 2, 0)
+    assert found["in_the_end"]["before"] == pytest.approx((0 + 2 * 0.9) / 4)
+    assert found["in_the_end"]["after"] == pytest.approx((2 + 2 * 0.9) / 4)
+    changes = [one["change"] for one in changed_examples(before, after, Asking(0.5, 0.9), QUESTIONS)]
+    assert changes == ["asks now", "asks now"]
+
+
+def test_the_same_rate_holds_before_and_after_however_much_either_wants_to_ask() -> None:
+    eager = {key: ExamAnswer(answer.right, answer.help_log_odds + 9.0) for key, answer in answers("ab", "cd").items()}
+    assert Asking(0.25).asked(eager, eager) == Asking(0.25).asked(answers("ab", "cd"), "abcd") == {"c"}
+    assert Asking(0.0).right_in_the_end(eager, eager) == 0.5
+    assert Asking(1.0).right_in_the_end(eager, eager) == 1.0, "a cloud of which nothing is known counts as right"
+
+
+def test_examples_are_gained_ones_first_and_a_lost_one_is_not_crowded_out() -> None:
+    before, after = answers(right="d", wants_help=""), answers(right="abc", wants_help="")
+    found = changed_examples(before, after, None, QUESTIONS)
+    assert [(one["question"], one["change"]) for one in found] == [
+        ("question a", "gained"), ("question b", "gained"), ("question d", "lost"),
+    ]  # fmt: skip
+    assert (found[0]["before"], found[0]["right_before"], found[0]["right_after"]) == ("answer a", False, True)
+    assert changed_examples(before, before, None, QUESTIONS) == []
+    assert changed_examples(before, after, None, {}) == [], "a question that is no longer stored is not shown"
+
+
+def test_exams_of_older_folders_say_who_was_right_and_nothing_of_asking() -> None:
+    old = exam_answers(json.dumps({"a": True, "b": False}))
+    found = compare(old, answers("ab", "", known="ab"), Asking(0.5))
+    assert (found["right_then"], found["right_now"], found["gained"], found["in_the_end"]) == (1, 2, 1, None)
+    new = answers("a", "b", known="ab")
+    assert exam_answers(Exam(1, "s", "t", new).answers_json()) == new
