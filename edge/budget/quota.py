@@ -128,7 +128,7 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot |
     calls, spent = budget.calls, money(budget.spend_uusd)
     parts = [
         {"used_up": f"used up; {_HERE}", "low": "little is left"}.get(state, ""),
-        f"{calls} calls, no limit" if budget.calls_limit is None else f"{calls} of {budget.calls_limit} calls",
+        f"{calls} calls (unlimited)" if budget.calls_limit is None else f"{calls} of {budget.calls_limit} calls",
         f"{spent} spent" if budget.spend_limit_uusd is None else f"{spent} of {money(budget.spend_limit_uusd)}",
     ]
     if dial is not None and dial.target_rate is not None:

@@ -27,7 +27,7 @@ from edge.core.types import GGUF_ADAPTER
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
 
-app = Typer(help="What was learned: list, inspect, go back, take away.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="What was learned: list, inspect, roll back, take away.", no_args_is_help=True, rich_markup_mode=None)
 
 FORMATS = ("peft", "gguf", "mlx")
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -38,7 +38,7 @@ Version = Annotated[int, Argument(min=0, help="A version that `adapters list` sh
 @app.command("list")
 @takes("state")
 def adapters_list(settings: Settings, json: Json = False) -> None:
-    """The versions in the state folder: step, task, size, gate, which one serves, which are damaged."""
+    """The versions in the state folder: step, task, size, gate, which one is active, which are damaged."""
     config = settings.config()
     folder = _state_of(config)
     versions = ask_agent(config, lambda agent: agent.adapters())

@@ -58,7 +58,7 @@ def command(
         str,
         Option(
             "--adapter",
-            help="What serves now, the newest version, none, or an adapter folder.",
+            help="The active version, the newest one, none, or an adapter folder.",
             metavar="serving|latest|none|PATH",
         ),
     ] = "serving",

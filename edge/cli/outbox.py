@@ -6,7 +6,8 @@ import base64
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option, Typer
 
@@ -19,6 +20,10 @@ from edge.core.errors import UsageError
 from edge.core.formatting import counted
 from edge.core.limits import MOST_ITEMS
 
+if TYPE_CHECKING:
+    from edge.serve.ports import AgentControl
+
+_QUESTIONS = "answering"
 app = Typer(help="What left this device, when and why.", invoke_without_command=True, rich_markup_mode=None)
 
 
@@ -39,7 +44,8 @@ def outbox(
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """Every request that left this device, newest first; `outbox show ID` has its content."""
+    """Every request that left this device, newest first: your questions, then the last of each other kind; `outbox show ID` has the
+    content, --kind lists another kind."""
     if context.invoked_subcommand is not None:
         return
     from edge.cloud.sent import SENT_KINDS, Choice
@@ -48,17 +54,30 @@ def outbox(
     if kind is not None and kind not in SENT_KINDS:
         raise UsageError(f"--kind {kind}: there is no such kind", hint=f"one of: {', '.join(SENT_KINDS)}")
     choice = Choice(limit, since=None if since is None else since_of(since, SystemClock().now()), kind=kind)
-    found = ask_agent(config, lambda agent: agent.sent(choice))
+    folds = kind is None and not (waiting or json)
+    others = [other for other in SENT_KINDS if other != _QUESTIONS] if folds else []
+
+    async def read(agent: AgentControl) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+        found = await agent.sent(replace(choice, kind=_QUESTIONS) if folds else choice)
+        last = [(await agent.sent(replace(choice, kind=other, limit=1)))["sent"] for other in others]
+        return found, [entry for newest in last for entry in newest]
+
+    found, folded = ask_agent(config, read)
     if json:
         print_json(found["waiting"] if waiting else found)
         return
     if lines := list(_waiting_lines(found["waiting"]) if waiting else _sent_lines(found["sent"])):
         print("\n".join(lines), flush=True)
+    elif folded:
+        print_line("none of your questions has left this device" + (" since then" if since else ""))
     else:
         chosen = " of that" if kind or since else ""
         print_line("no report waits" if waiting else f"nothing{chosen} has left this device")
     if not waiting and found["next_before"] is not None:
         print_line("there are older entries; see --limit")
+    if folded:
+        print("\n".join(_sent_lines(folded)), flush=True)
+        print_line("of what is not your questions, only the last of each kind is shown; --kind KIND lists all of one")
     if not waiting and found["waiting"]:
         reports = counted(len(found["waiting"]), "report of a step waits", "reports of steps wait")
         print_line(f"{reports} for the coordinator: edge-agent outbox --waiting")

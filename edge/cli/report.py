@@ -102,7 +102,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         first, last = one["first"], one["last"]
         shares = ", ".join(
             f"{name} {percent(first[key])} -> {percent(last[key])}"
-            for key, name in (("right", "right here"), ("asked", "asks"), ("wrong", "wrong"))
+            for key, name in (("right", "right locally"), ("asked", "asks"), ("wrong", "wrong"))
         )
         yield f"          {one_line(one['source'])}, {one['band']}: {shares}"
     for reason in learning["refused_because"]:
@@ -133,13 +133,17 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def example_line(example: Mapping[str, Any]) -> str:
-    """A question that changed: how, and the answers before and after where they are known."""
-    answers = [
-        f'"{example[end]}" ({"right" if example[f"right_{end}"] else "wrong"})' if example[end] else
-        ("right" if example[f"right_{end}"] else "wrong")
-        for end in ("before", "after")
-    ]  # fmt: skip
-    return one_line(f'{example["change"]}: "{example["question"]}" {answers[0]} -> {answers[1]}')
+    """A question that changed: how, and what became of it before and after."""
+
+    def end(name: str, asked: bool) -> str:
+        verdict = "right" if example[f"right_{name}"] else "wrong"
+        answer = f'"{example[name]}" ({verdict})' if example[name] else verdict
+        return "the cloud is asked" if asked else answer
+
+    change = example["change"]
+    return one_line(
+        f'{change}: "{example["question"]}" {end("before", change == "asks no longer")} -> {end("after", change == "asks now")}'
+    )
 
 
 async def _read(agent: AgentControl, since: float) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -62,9 +62,9 @@ PRACTICE_CLOUD = "practice cloud, nothing is charged"
 _MOST_CHARS = 80
 
 
-def shown(name: str) -> str:
+def shown(name: str, most_chars: int = _MOST_CHARS) -> str:
     """The name, or its beginning and its length where it is long."""
-    return name if len(name) <= _MOST_CHARS else f"{name[:_MOST_CHARS]}... ({len(name)} characters)"
+    return name if len(name) <= most_chars else f"{name[:most_chars]}... ({len(name)} characters)"
 
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

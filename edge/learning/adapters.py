@@ -182,7 +182,7 @@ class ServingAdapter:
             await self.backend.swap_adapter(checkpoint.adapter if checkpoint else None)
             line = self.versions.go_back(version, self.clock.now(), by, reason)
         why = f" ({reason})" if reason else ""
-        self._notice(f"went back to {version_name(version)}{why}; serving and learning go on from there")
+        self._notice(f"rolled back to {version_name(version)}{why}; it is active, and learning goes on from it")
         self.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
         return line
 

@@ -19,6 +19,7 @@ Answers = Mapping[str, ExamAnswer]
 Change = Literal["gained", "asks now", "lost", "asks no longer"]
 """Right alone now; wrong alone, and asks now; no longer right alone; wrong alone, and asks no longer."""
 _EXAMPLES = 3
+_QUESTION_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def changed_examples(
     chosen = [one for one in in_turn if one is not None][:_EXAMPLES]
     return [
         {
-            "question": shown(" ".join(questions[key].split())),
+            "question": shown(" ".join(questions[key].split()), _QUESTION_CHARS),
             "change": change,
             "before": before[key].answer,
             "after": after[key].answer,

@@ -76,10 +76,10 @@ def _rate_and_price(path: Path, spans: Sequence[PhaseSpan]) -> Path:
 
 def _accuracy(path: Path, spans: Sequence[PhaseSpan]) -> Path:
     figure, (accuracy, coverage) = _panels(2)
-    _curve(accuracy, spans, lambda step: step.scores.kept_accuracy, _BLUE, "kept answers\n(local, did not ask)")
-    _curve(accuracy, spans, lambda step: step.scores.joint_accuracy, _GREEN, "joint\n(after the cloud's help)")
+    _curve(accuracy, spans, lambda step: step.scores.kept_accuracy, _BLUE, "local accuracy\n(did not ask)")
+    _curve(accuracy, spans, lambda step: step.scores.joint_accuracy, _GREEN, "right in the end\n(with the cloud's help)")
     accuracy.set(ylabel="share correct", ylim=(-0.02, 1.02))
-    _curve(coverage, spans, lambda step: step.scores.coverage, _ORANGE, "coverage\n(share kept local)")
+    _curve(coverage, spans, lambda step: step.scores.coverage, _ORANGE, "answered locally")
     _curve(coverage, spans, lambda step: step.scores.format_ok, _GREY, "well formatted")
     coverage.set(ylabel="share of responses", ylim=(-0.02, 1.02))
     return _save(figure, (accuracy, coverage), spans, path, "Accuracy while learning (rollouts at temperature 1)")
@@ -94,8 +94,8 @@ def _families(path: Path, spans: Sequence[PhaseSpan]) -> Path:
         _curve(joint, spans, _of_family(family, lambda scores: scores.joint_accuracy), colour, family, raw=0.15)
         _curve(rate, spans, _of_family(family, lambda scores: scores.assist_rate), colour, family, raw=0.15)
     _steps(rate, spans, lambda step: step.control.target_rate, _GREY, "target rate τ\n(of all together)")
-    kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
-    joint.set(ylabel="joint:\nshare correct", ylim=(-0.02, 1.02))
+    kept.set(ylabel="local accuracy", ylim=(-0.02, 1.02))
+    joint.set(ylabel="right in the end", ylim=(-0.02, 1.02))
     rate.set(ylabel="share of responses\nthat ask", ylim=(-0.02, 1.02))
     return _save(figure, (kept, joint, rate), spans, path, "Each family of questions while learning")
 
@@ -114,7 +114,7 @@ def _bands(path: Path, spans: Sequence[PhaseSpan]) -> Path:
                 [_number(value) for value in running_mean([None if one is None else getattr(one, key) for one in shares])]
                 for key in ("right", "asked", "wrong")
             )
-            labels = ("right, here", "asks for help", "wrong") if span is spans[-1] else ()
+            labels = ("right locally", "asks for help", "wrong") if span is spans[-1] else ()
             axes.stackplot(at, right, asked, wrong, colors=(_GREEN, _PURPLE, "#d9dbd6"), labels=labels, linewidth=0)
         axes.set(ylabel=name, ylim=(0, 1))
     return _save(figure, panels, spans, path, "What became of the attempts at practice questions, by band")
@@ -137,7 +137,7 @@ def _forgetting(path: Path, spans: Sequence[PhaseSpan], held_out: Sequence[HeldO
         kept.plot(at, [_number(result.kept_accuracy) for result in own], linewidth=1.5, label=name, **style)
         rate.plot(at, [result.assist_rate for result in own], linewidth=1.5, label=name, **style)
     accuracy.set(ylabel="forced local: share correct\n(band: 95 % interval)", ylim=(-0.02, 1.02))
-    kept.set(ylabel="kept answers:\nshare correct", ylim=(-0.02, 1.02))
+    kept.set(ylabel="local accuracy", ylim=(-0.02, 1.02))
     rate.set(ylabel="share of\nitems that ask", ylim=(-0.02, 1.02))
     title = "Held-out items while learning (temperature 0, no cloud)"
     for entry in forgetting_of([step for span in spans for step in span.steps], held_out):

@@ -169,6 +169,8 @@ def _worse(
         gained = sum(now[key] and not then[key] for key in keys)
         if lost_more(lost, gained):
             where = f" of {source}" if source else ""
-            evidence = f"of {len(keys)} anchors{where} {lost} are wrong that were right, {gained} are right that were wrong"
+            evidence = (
+                f"of {len(keys)} validation questions{where} {lost} are wrong that were right, {gained} are right that were wrong"
+            )
             return Rollback(serving, version, "anchors", evidence)
     return None

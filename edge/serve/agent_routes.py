@@ -360,7 +360,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
 
     @app.post("/api/adapters/rollback", response_model=Lineage, responses=_NOT_FOUND)
     async def rollback(version: _Version) -> Response:
-        """Go back to a version: it answers, and learning goes on from it."""
+        """Roll back to a version: it is active, and learning goes on from it."""
         return JSONAnswer(await control.rollback(version))
 
     @app.get("/api/sent", response_model=Sent)

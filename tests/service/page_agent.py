@@ -35,7 +35,7 @@ from edge.serve.server import serving
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
 from edge.testing.clock import ManualClock
-from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
+from edge.testing.endpoint import NO_HEADLINE, NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
 from tests.unit.agent_world import changed
 from tests.unit.test_console import step as finished_step
 
@@ -142,6 +142,10 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
     control.state = status(steps, 48)
     control.budgets = overview().to_json()
     control.prepared_report = report()
+    control.prepared_headline = {
+        **NO_HEADLINE, "answers": 46, "answered_locally": 37 / 46, "right_in_the_end": 0.88, "gained": 0.08,
+        "spent_today_uusd": 4_200, "spent_this_month_uusd": 310_000,
+    }  # fmt: skip
     control.departed = [sent(number) for number in range(60, 0, -1)]
     control.waiting = [waiting()]
     control.past = [past(number) for number in range(60)]
@@ -234,7 +238,26 @@ def version(number: int, newest: int) -> Version:
 
 def report() -> dict[str, Any]:
     """A report of gains, losses and spend; its keys are held to the real ones by tests of the control."""
-    compared = {"new": 0, "new_right": 0}
+    compared = {"new": 0, "new_right": 0, "in_the_end": None, "examples": []}
+    asked = {"items": 80, "rate": 0.2, "cloud_accuracy": 0.9, "before": 0.8, "after": 0.88}
+    examples = [
+        {
+            "question": "How many apples?",
+            "change": "gained",
+            "before": "36",
+            "after": "37",
+            "right_before": False,
+            "right_after": True,
+        },
+        {
+            "question": "Which is it?",
+            "change": "asks now",
+            "before": "b",
+            "after": "b",
+            "right_before": False,
+            "right_after": False,
+        },
+    ]
     return {
         **NOTHING_TO_REPORT,
         "now": BEGAN + 300,
@@ -242,7 +265,8 @@ def report() -> dict[str, Any]:
         "serving_version_then": 45,
         "tasks": [
             {"source": "practice:arith", "task": "math", "items": 80, "right_then": 52, "right_now": 58, "gained": 9, "lost": 3}
-            | compared,
+            | compared
+            | {"in_the_end": asked, "examples": examples},
             {"source": "practice:code", "task": "code", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0}
             | compared,
         ],

@@ -39,7 +39,7 @@ def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBu
     ("known", "now", "state", "words"),
     [
         (budget(), Circumstances(), "ok", "4 of 20 calls"),
-        (KnownBudget(NO_LIMITS, 7.0), Circumstances(), "ok", "4 calls, no limit"),
+        (KnownBudget(NO_LIMITS, 7.0), Circumstances(), "ok", "4 calls (unlimited)"),
         (budget(19), Circumstances(), "low", "little is left"),
         (budget(20), Circumstances(), "used_up", "used up; answers come from this device"),
         (budget(0, 0), Circumstances(), "used_up", "0 of 0 calls"),

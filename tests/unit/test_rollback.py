@@ -67,8 +67,8 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
         line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
-    assert event.reason == "of 8 anchors 8 are wrong that were right, 0 are right that were wrong"
-    assert world.events(Notice)[-1].text.startswith("went back to adapter 2 (of 8 anchors 8 are wrong")
+    assert event.reason == "of 8 validation questions 8 are wrong that were right, 0 are right that were wrong"
+    assert world.events(Notice)[-1].text.startswith("rolled back to adapter 2 (of 8 validation questions 8 are wrong")
     assert line.serving == 2 and world.rollouts.adapter_version == 5
 
 

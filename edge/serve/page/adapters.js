@@ -5,7 +5,7 @@ import { $, announce, button, confirmed, element, refill, table } from "./elemen
 import { bytes, minute, percent } from "./numbers.js";
 import { Part } from "./view.js";
 
-const NAMES = ["Version", "When", "Task", "Gate", "Stored questions right", "Right alone", "Asked", "Size", "State", "Go back"];
+const NAMES = ["Version", "When", "Task", "Gate", "Validation questions right", "Local accuracy", "Asked", "Size", "State", "Roll back"];
 const NEWEST_FIRST = (one, other) => other.version - one.version;
 
 export class Adapters {
@@ -35,11 +35,11 @@ export class Adapters {
   back(version, never) {
     if (never) return null;
     const name = version ? `version ${version}` : "the bare model";
-    return button("Go back", () => this.goBack(version, name), { "aria-label": `Go back to ${name}`, "data-version": String(version) });
+    return button("Roll back", () => this.goBack(version, name), { "aria-label": `Roll back to ${name}`, "data-version": String(version) });
   }
 
   async goBack(version, name) {
-    const sure = await confirmed(`Go back to ${name}?`, "It answers at once, and learning goes on from it. Nothing is deleted: you can come back to a newer version in the same way.", "Go back");
+    const sure = await confirmed(`Roll back to ${name}?`, "It is active immediately, and learning goes on from it. Nothing is deleted: you can return to a newer version in the same way.", "Roll back");
     if (!sure) return;
     try {
       await post("/api/adapters/rollback", { version });
@@ -49,7 +49,7 @@ export class Adapters {
       return;
     }
     this.part.say("");
-    announce(`Went back to ${name}`);
+    announce(`Rolled back to ${name}`);
     await this.refresh();
     this.focus(String(version));
   }
@@ -63,10 +63,10 @@ export class Adapters {
 
 function verdict({ gate, gate_reason: reason }) {
   if (!gate) return null;
-  return element("span", {}, element("span", { class: `badge gate-${gate === "promoted" ? "good" : gate === "refused" || gate === "rolled back" ? "bad" : "other"}` }, gate), " ", element("span", { class: "soft", dir: "auto" }, reason ?? ""));
+  return element("span", {}, element("span", { class: `badge gate-${gate === "promoted" ? "good" : gate === "refused" || gate === "rolled back" ? "bad" : "other"}` }, gate === "refused" ? "rejected" : gate), " ", element("span", { class: "soft", dir: "auto" }, reason ?? ""));
 }
 
 function state({ serving, head, damage, at = null }) {
   if (damage) return element("span", { class: "problem", dir: "auto" }, damage);
-  return [at === null && !serving ? "not finished" : "", serving ? "serving" : "", head ? "training goes on from it" : ""].filter(Boolean).join(", ") || null;
+  return [at === null && !serving ? "not finished" : "", serving ? "active" : "", head ? "training goes on from it" : ""].filter(Boolean).join(", ") || null;
 }

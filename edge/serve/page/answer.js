@@ -116,7 +116,7 @@ export class AnswerCard {
     const area = element("textarea", { id, rows: 2, dir: "auto", value: this.turn.correction });
     const form = element("form", {},
       element("label", { htmlFor: id }, "What would have been right? (you need not say)"), area,
-      element("div", { class: "row" }, element("button", { type: "submit" }, "Send correction"), button("Close", () => this.close("correction", this.thumb.bad), { class: "quiet" })));
+      element("div", { class: "row" }, element("button", { type: "submit" }, "Send correction"), button("Cancel", () => this.close("correction", this.thumb.bad), { class: "quiet" })));
     form.addEventListener("submit", (event) => { event.preventDefault(); this.correct(area.value.trim()); });
     this.open("correction", form);
     area.focus();
@@ -175,7 +175,7 @@ const part = (title, ...children) => [element("h3", {}, title), ...children];
 function whyParts(record) {
   const odds = decimal(record.help_log_odds);
   const decision = facts([
-    ["Wish to ask", odds === null ? "" : `${odds} log-odds (above 0: more likely than not)`], ["Shift by the dial", record.help_bias ? `${decimal(record.help_bias)} log-odds` : ""],
+    ["Help log-odds", odds === null ? "" : `${odds} (above 0: it rather asks)`], ["Shift by the dial", record.help_bias ? `${decimal(record.help_bias)} log-odds` : ""],
     ["Dial", record.target_rate === null ? "" : `${percent(record.target_rate)} may ask`],
     ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
   ]);
@@ -190,7 +190,7 @@ function whyParts(record) {
 function ledgerParts({ ledger, created_at: at, id }) {
   const entry = ledger === null ? [] : [
     ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? money(ledger.charged_uusd) : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
-    ["Cloud model", ledger.model], ["Told by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
+    ["Cloud model", ledger.model], ["Reported by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
   ];
   const none = ledger === null ? element("p", {}, "The cloud was not called, so there is nothing in the ledger.") : "";
   return [none, facts([...entry, ["When", moment(at)], ["Number", id]])];

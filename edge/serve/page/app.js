@@ -4,6 +4,7 @@ import { get, tokensComeFrom } from "./api.js";
 import { Budget } from "./budget.js";
 import { Chat } from "./chat.js";
 import { $, announce } from "./elements.js";
+import { Headline } from "./headline.js";
 import { Learning, learningWords } from "./learning.js";
 import { Outbox } from "./outbox.js";
 import { Steps } from "./steps.js";
@@ -12,12 +13,14 @@ import { reasonWords } from "./words.js";
 
 const STATUS_EVERY_MS = 2000;
 const VIEW_EVERY_MS = 5000;
+const HEADLINE_EVERY_MS = 10000;
 const TITLES = { chat: "Chat", budget: "Budget", learning: "Learning", outbox: "Outbox" };
 
 class App {
   constructor() {
     this.steps = new Steps();
-    this.chat = new Chat(() => this.follow());
+    this.headlineNumbers = new Headline();
+    this.chat = new Chat(() => { this.follow(); this.headlineNumbers.refresh(); });
     this.views = { budget: new Budget(this.steps), learning: new Learning(this.steps), outbox: new Outbox() };
     this.connection = "";
     this.declined = false;
@@ -34,6 +37,7 @@ class App {
     this.follow();
     setInterval(() => document.hidden || this.follow(), STATUS_EVERY_MS);
     setInterval(() => document.hidden || this.connection === "away" || this.views[this.shown]?.tick(), VIEW_EVERY_MS);
+    setInterval(() => document.hidden || this.connection === "away" || this.headlineNumbers.refresh(), HEADLINE_EVERY_MS);
     document.addEventListener("visibilitychange", () => document.hidden || this.follow());
   }
 
@@ -85,11 +89,12 @@ class App {
 
   tell(status) {
     const offline = status.online === false;
-    const back = this.connection === "away";
+    const back = this.connection === "away", first = this.connection === "";
     this.headline(offline ? `offline: ${status.offline_reason || "the coordinator does not answer"}; answers come from this device` : learningWords(status), offline);
     $("quota-line").textContent = quotaWords(status.quota);
     this.becomes(offline ? "offline" : "online", offline ? "Offline: the cloud cannot be asked, answers come from this device" : "The agent is there");
     if (back) this.open();
+    if (back || first) this.headlineNumbers.refresh();
   }
 
   tellProblem(problem) {

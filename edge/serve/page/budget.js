@@ -1,10 +1,10 @@
 // The budget: what is used and left, the dial of each task, spend and the price of asking. Knows the agent's budgets; knows nothing of answers.
 
 import { get, post } from "./api.js";
-import { Chart, smoothed } from "./charts.js";
+import { Chart, TaskCharts, smoothed } from "./charts.js";
 import { Dial } from "./dial.js";
 import { $, announce, element, refill } from "./elements.js";
-import { axisTime, decimal, money, percent, whole } from "./numbers.js";
+import { axisTime, decimal, money, percent } from "./numbers.js";
 import { Limit } from "./limit.js";
 import { showQuotas } from "./quota.js";
 import { Part } from "./view.js";
@@ -21,9 +21,8 @@ export class Budget {
     this.device = null;
     this.limit = new Limit($("limit"), (budget) => this.part.give(budget));
     this.part = new Part($("dials"), () => get("/api/budget"), (budget) => this.show(budget));
-    this.rate = new Chart("Asking while learning, and its price");
+    this.rate = new TaskCharts($("rate-place"), "Asking while learning, and its price", rateData);
     this.spend = new Chart("Spend over time");
-    $("rate-place").append(this.rate.figure);
     $("spend-place").append(this.spend.figure);
     this.spends = new Part(this.spend.figure, () => get("/api/report?since=0"), (report) => this.showSpend(report));
     $("pause-cloud").addEventListener("click", () => this.togglePause());
@@ -91,20 +90,7 @@ export class Budget {
     announce(paused ? "Asking is paused: all answers come from this device" : "Asking goes on");
   }
 
-  onSteps() {
-    const steps = this.steps, { marks, begins } = steps.phases();
-    if (!steps.last) return;
-    const rates = steps.column("assist_rate"), duals = steps.column("dual_after"), mean = smoothed(rates, begins);
-    const top = Math.max(1, ...duals);
-    this.rate.show({
-      xs: steps.column("step"), xName: "Step", marks, top, showX: (step) => `step ${whole(step)}`, showY: (value) => decimal(value, 1),
-      curves: [
-        { name: "share that asked", kind: "k-rate", values: mean, raw: rates, show: percent }, { name: "target τ", kind: "k-target", values: steps.column("target_rate"), show: percent },
-        { name: "price λ", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
-      ],
-      summary: `${percent(mean.at(-1))} asked at a target of ${percent(steps.last.target_rate)}; λ ${decimal(duals.at(-1), 3)}.`,
-    });
-  }
+  onSteps() { this.rate.show(this.steps.byTask()); }
 
   // What was charged in stretches of time, summed up from the first one on.
   showSpend({ now, spend: { stretch_s: stretch, stretches } }) {
@@ -118,4 +104,18 @@ export class Budget {
       summary: `${money(serving.at(-1))} spent on answers, ${money(learning.at(-1))} on learning, by ${axisTime(now, ends.at(-1) - ends[0])}.`,
     });
   }
+}
+
+// How often a task asked, what it was held to, and the price.
+function rateData(steps) {
+  const column = (name) => steps.map((step) => step[name] ?? null);
+  const duals = smoothed(column("dual_after")), mean = smoothed(column("assist_rate")), last = steps.at(-1);
+  return {
+    top: Math.max(1, ...duals), showY: (value) => decimal(value, 1),
+    curves: [
+      { name: "share that asked", kind: "k-rate", values: mean, show: percent }, { name: "target τ", kind: "k-target", values: column("target_rate"), show: percent },
+      { name: "price λ", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
+    ],
+    summary: `${percent(mean.at(-1))} asked at a target of ${percent(last.target_rate)}; λ ${decimal(last.dual_after, 3)}.`,
+  };
 }

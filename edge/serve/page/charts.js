@@ -1,7 +1,7 @@
 // Curves and gauges, each with words and a table that say the same. Knows numbers and SVG; knows nothing of where they come from.
 
 import { element, svgElement, table } from "./elements.js";
-import { percent } from "./numbers.js";
+import { percent, whole } from "./numbers.js";
 
 const EDGE = { left: 34, right: 12, top: 22, bottom: 24 };
 const HEIGHT_PX = 210;
@@ -9,7 +9,7 @@ const LETTER_PX = 7;
 const MOST_ROWS = 60;
 const GAUGE = { cx: 60, cy: 60, r: 46 };
 
-// A figure: `curves` are {name, kind, values, raw} over `xs`; `top` is the upper end; `marks` [{x, text}] are begins of phases.
+// A figure: `curves` are {name, kind, values} over `xs`; `top` is the upper end.
 export class Chart {
   constructor(title) {
     this.svg = svgElement("svg", { role: "img", class: "chart", height: HEIGHT_PX });
@@ -42,7 +42,7 @@ export class Chart {
   }
 
   draw() {
-    const { xs, curves, top, showX, showY, marks = [] } = this.data;
+    const { xs, curves, top, showX, showY } = this.data;
     const left = Math.max(EDGE.left, 10 + LETTER_PX * Math.max(...[0, 0.5, 1].map((share) => showY(share * top).length)));
     const width = Math.max(200, this.figure.clientWidth), right = width - EDGE.right, bottom = HEIGHT_PX - EDGE.bottom;
     const span = Math.max(1e-9, xs.at(-1) - xs[0]);
@@ -55,8 +55,7 @@ export class Chart {
     ]);
     frame.push(svgElement("text", { x: left, y: HEIGHT_PX - 6 }, showX(xs[0])));
     if (xs.length > 1) frame.push(svgElement("text", { x: right, y: HEIGHT_PX - 6, "text-anchor": "end" }, showX(xs.at(-1))));
-    this.svg.replaceChildren(...frame, ...markParts(marks, x, right, bottom),
-      ...curves.flatMap((curve) => [curve.raw ? line(xs, curve.raw, x, y, `curve raw ${curve.kind}`) : [], line(xs, curve.values, x, y, `curve ${curve.kind}`)].flat()));
+    this.svg.replaceChildren(...frame, ...curves.flatMap(({ values, kind }) => line(xs, values, x, y, `curve ${kind}`)));
   }
 
   fillTable() {
@@ -65,7 +64,7 @@ export class Chart {
     const every = Math.ceil(xs.length / MOST_ROWS);
     const rows = xs.map((value, index) => [value, index]).filter(([, index]) => (xs.length - 1 - index) % every === 0);
     this.rows.replaceChildren(table(`${this.title}${every > 1 ? ` (every ${every}th)` : ""}`, [xName, ...curves.map(({ name }) => name)],
-      rows.map(([value, index]) => [showX(value), ...curves.map(({ values, raw, show = showY }) => known((raw ?? values)[index]) ? show((raw ?? values)[index]) : null)])));
+      rows.map(([value, index]) => [showX(value), ...curves.map(({ values, show = showY }) => known(values[index]) ? show(values[index]) : null)])));
   }
 }
 
@@ -77,22 +76,48 @@ function line(xs, values, x, y, className) {
   return [svgElement("polyline", { class: className, points: points.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join(" ") })];
 }
 
-// A line where a phase begins, and its name where there is room.
-function markParts(marks, x, right, bottom) {
-  return marks.flatMap(({ x: begin, text }, index) => {
-    const from = x(begin), to = index + 1 < marks.length ? x(marks[index + 1].x) : right;
-    const parts = index ? [svgElement("line", { class: "switch", x1: from, x2: from, y1: 6, y2: bottom })] : [];
-    if (to - from > 7.5 * text.length) parts.push(svgElement("text", { x: (from + to) / 2, y: 14, "text-anchor": "middle" }, text));
-    return parts;
+const WINDOW = { least: 10, most: 100, share: 1 / 12 };
+
+// Means over the last values that are known, over a window that grows with how many there are; null where too few are known yet.
+export function smoothed(values) {
+  const width = Math.min(WINDOW.most, Math.max(WINDOW.least, Math.round(values.length * WINDOW.share)));
+  const least = Math.min(values.filter(known).length, Math.round(width / 2));
+  return values.map((_, end) => {
+    const there = values.slice(Math.max(0, end - width + 1), end + 1).filter(known);
+    return there.length && there.length >= least ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
   });
 }
 
-// Means over the last values of the same stretch (`begins[i]`: where the stretch of i begins); null where nothing is known.
-export function smoothed(values, begins, width = 10) {
-  return values.map((_, end) => {
-    const there = values.slice(Math.max(begins[end], end - width + 1), end + 1).filter(known);
-    return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
-  });
+// A chart for each task over its own steps, so that no curve has gaps where others were learned. `dataOf(steps)` gives what a chart shows
+// of a task's steps.
+export class TaskCharts {
+  constructor(place, title, dataOf) {
+    this.place = place;
+    this.title = title;
+    this.dataOf = dataOf;
+    this.charts = new Map();
+    this.none = new Chart(title);
+    place.append(this.none.figure);
+  }
+
+  show(tasks) {
+    if (!tasks.length) return;
+    this.none.figure.remove();
+    for (const { name, steps } of tasks) {
+      if (!this.charts.has(name)) this.add(name);
+      const known = this.charts.get(name);
+      if (known.steps === steps.length) continue;
+      known.steps = steps.length;
+      known.chart.show({ xs: steps.map(({ step }) => step), xName: "Step", showX: (step) => `step ${whole(step)}`, ...this.dataOf(steps) });
+    }
+  }
+
+  add(name) {
+    const chart = new Chart(`${this.title}, ${name}`);
+    chart.figure.prepend(element("figcaption", { dir: "auto" }, name));
+    this.charts.set(name, { chart, steps: 0 });
+    this.place.append(chart.figure);
+  }
 }
 
 // A half circle: how much of everything asks, with a mark where it should be.

@@ -11,6 +11,11 @@ const EXAMPLES = [
   "Write a Python function tidy(xs) that takes a list of numbers xs. First keep only the even numbers. Then double every number.",
 ];
 const NEAR_END_PX = 80;
+const WHO = {
+  edge: "The model here answers, or asks the cloud when it wants help and the budget allows it.",
+  "edge-local": "As /local in the terminal: the model here answers, and nothing is sent to the cloud.",
+  "edge-cloud": "As /cloud in the terminal: every question is sent to the cloud, within the limits.",
+};
 
 export class Chat {
   // `answered()` is called after each answer.
@@ -22,6 +27,7 @@ export class Chat {
     $("question").value = this.kept.draft;
     $("model").value = this.kept.model;
     if (!$("model").value) $("model").value = "edge";
+    this.paintWho();
     this.listen();
     $("examples").append(...EXAMPLES.map((example) => button(example, () => this.ask(example))));
     this.kept.turns.forEach((turn) => this.show(turn));
@@ -32,7 +38,7 @@ export class Chat {
     $("form").addEventListener("submit", (event) => this.submit(event));
     $("question").addEventListener("keydown", (event) => this.onKey(event));
     $("question").addEventListener("input", () => { this.kept.draft = $("question").value; this.save(); });
-    $("model").addEventListener("change", () => { this.kept.model = $("model").value; this.save(); });
+    $("model").addEventListener("change", () => { this.kept.model = $("model").value; this.save(); this.paintWho(); });
     $("stop").addEventListener("click", () => this.stop());
     $("clear").addEventListener("click", () => this.clear());
     addEventListener("beforeunload", () => { this.leaving = true; });
@@ -67,6 +73,8 @@ export class Chat {
     announce("New chat");
     $("question").focus();
   }
+
+  paintWho() { $("who").textContent = WHO[$("model").value]; }
 
   paintEmpty() { $("empty").hidden = this.kept.turns.length > 0; }
 

@@ -27,7 +27,7 @@ export class Dial {
     this.free = element("input", { type: "checkbox", role: "switch", "on:change": () => this.moved() });
     this.whatif = element("p", { class: "whatif", id: hint });
     this.set = button("Set", () => this.apply());
-    this.leave = button("Leave as it is", () => this.reset(), { class: "quiet" });
+    this.leave = button("Cancel", () => this.reset(), { class: "quiet" });
     this.text = element("input", { type: "text", class: "dial-text", placeholder: "or type 30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
     this.problem = element("p", { class: "problem", role: "alert" });
     const reading = task === null ? element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.") : element("div", { class: "dial-row" }, this.gauge, this.words);
@@ -135,7 +135,7 @@ function outlookWords({ answers, present, outlooks: [outlook] }) {
   return [
     `Of the last ${counted(answers, "answer")}, ${whole(outlook.calls)} would have come from the cloud (really: ${whole(present.calls)}).`,
     outlook.spend_uusd === null ? "" : `They would have cost about ${money(Math.round(outlook.spend_uusd))}${between(outlook.spend_interval_uusd, (uusd) => money(Math.round(uusd)))} (really: ${money(present.spend_uusd)}).`,
-    `Half of the answers would have come within ${seconds(outlook.latency_p50_s)}, nine in ten within ${seconds(outlook.latency_p90_s)}.`,
+    `Answers would have come within ${seconds(outlook.latency_p50_s)} (p50) and ${seconds(outlook.latency_p90_s)} (p90).`,
     outlook.good_share === null ? "" : `About ${percent(outlook.good_share)}${between(outlook.good_interval, percent)} would have been good.`,
     ...remarks(outlook.notes),
   ].filter(Boolean).join("\n");

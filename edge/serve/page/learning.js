@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { Adapters } from "./adapters.js";
-import { Chart, smoothed } from "./charts.js";
+import { TaskCharts, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
 import { counted, moment, money, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
@@ -12,7 +12,7 @@ const SINCE_S = 86400;
 const REPORT_EVERY_TICKS = 12;
 const STATES = {
   __proto__: null,
-  idle: "not learning", learning: "learning", paused: "pauses while somebody is served", stopped: "not learning any more", finished: "all that was planned is learned",
+  idle: "not learning", learning: "learning", paused: "pauses while somebody is served", stopped: "not learning any more", finished: "all planned steps are done",
 };
 
 // What learning does, in a few words.
@@ -26,8 +26,7 @@ const stepOf = ({ steps_done: done, steps_planned: planned }) => `${whole(done)}
 export class Learning {
   constructor(steps) {
     this.steps = steps;
-    this.accuracy = new Chart("Accuracy while learning");
-    $("accuracy-place").append(this.accuracy.figure);
+    this.accuracy = new TaskCharts($("accuracy-place"), "Accuracy while learning", accuracyData);
     this.adapters = new Adapters();
     this.report = new Part($("report"), () => get(`/api/report?since=${Math.floor(Date.now() / 1000) - SINCE_S}`), (report) => this.showReport(report));
     this.paused = false;
@@ -57,7 +56,7 @@ export class Learning {
       facts([
         ["Step", stepOf(status)],
         ["Task", status.phases > 1 ? `${status.task} (phase ${Math.min(status.phase + 1, status.phases)} of ${status.phases})` : status.task],
-        ["Answers come from", versionName(status.adapter_version)], ["Newest", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers since start", whole(status.answers)],
+        ["Active", versionName(status.adapter_version)], ["Latest version", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers since start", whole(status.answers)],
       ]),
     ]);
   }
@@ -86,16 +85,7 @@ export class Learning {
     announce(paused ? "Learning pauses after the step under way" : "Learning goes on");
   }
 
-  onSteps() {
-    const steps = this.steps, { marks, begins } = steps.phases();
-    if (!steps.last) return;
-    const curve = (name, kind, key) => ({ name, kind, raw: steps.column(key), values: smoothed(steps.column(key), begins) });
-    const curves = [curve("right, answered alone", "k-kept", "kept_accuracy"), curve("right, with help", "k-joint", "joint_accuracy"), curve("answered alone", "k-cover", "coverage")];
-    this.accuracy.show({
-      xs: steps.column("step"), xName: "Step", marks, top: 1, curves, showX: (step) => `step ${whole(step)}`, showY: percent,
-      summary: curves.map(({ name, values }) => `${name} ${percent(values.at(-1))}`).join(", "),
-    });
-  }
+  onSteps() { this.accuracy.show(this.steps.byTask()); }
 
   showReport(report) {
     $("bands-card").hidden = !report.bands.length;
@@ -106,15 +96,23 @@ export class Learning {
 
 const versionName = (version) => version ? `adapter ${version}` : "the bare model";
 
+function accuracyData(steps) {
+  const curve = (name, kind, key) => ({ name, kind, values: smoothed(steps.map((step) => step[key] ?? null)) });
+  const curves = [curve("right in the end", "k-joint", "joint_accuracy"), curve("local accuracy", "k-kept", "kept_accuracy"), curve("answered locally", "k-cover", "coverage")];
+  return { top: 1, curves, showY: percent, summary: curves.map(({ name, values }) => `${name} ${percent(values.at(-1))}`).join(", ") };
+}
+
+const COMPARED = ["Task", "Questions", "Right alone, before → after", "Right in the end, before → after", "Gained", "Lost", "New"];
+const IN_THE_END = "Right in the end is an estimate: at the same rate, the questions that want help most go to the cloud, which counts as right as often as it was while learning.";
+
 function reportParts(report) {
   const { answers, cloud, learning, tasks } = report;
-  const rows = tasks.map((one) => [sourceName(one.source), whole(one.items), rightOf(one.right_then, one.items), rightOf(one.right_now, one.items), changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null]);
   return [
-    tasks.length ? table("The same stored questions, then and now", ["Questions from", "How many", "Right then", "Right now", "Gained", "Forgotten", "New ones"], rows) : element("p", { class: "note" }, "Nothing was examined yet."),
+    ...(tasks.length ? comparedParts(tasks) : [element("p", { class: "note" }, "Nothing was examined yet.")]),
     facts([
-      ["Since", moment(report.since)], ["Answers came from", `${versionName(report.serving_version_then)} then, ${versionName(report.serving_version)} now`],
-      ["Learned", `${counted(learning.steps, "step")}; ${whole(learning.promotions)} ${learning.promotions === 1 ? "adapter" : "adapters"} taken into use, ${whole(learning.refusals)} refused`],
-      ["Refused because", learning.refused_because.join("; ")], ["Learned from", lines(learning.by_source.map(sourceWords))], ["Went back", lines(report.went_back.map(backWords))],
+      ["Since", moment(report.since)], ["Active", `${versionName(report.serving_version)}; before, ${versionName(report.serving_version_then)}`],
+      ["Learned", `${counted(learning.steps, "step")}; ${counted(learning.promotions, "adapter")} promoted, ${whole(learning.refusals)} rejected`],
+      ["Rejected because", learning.refused_because.join("; ")], ["Learned from", lines(learning.by_source.map(sourceWords))], ["Rolled back", lines(report.went_back.map(backWords))],
       ["Answers", answers.map(({ source, answers: count }) => `${whole(count)} ${source}`).join(", ") || "none"],
       ["Your verdicts", verdictWords(answers)], ["Asked the cloud", lines(report.rates.map(rateWords))],
       ["Spend", `${money(cloud.serving.spend_uusd)} on answers, ${money(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
@@ -122,8 +120,27 @@ function reportParts(report) {
   ];
 }
 
+// Each task's validation questions before and after, and a few that changed.
+function comparedParts(tasks) {
+  const rows = tasks.map((one) => [
+    sourceName(one.source), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
+    one.in_the_end ? fromTo(percent(one.in_the_end.before), `${percent(one.in_the_end.after)} at a rate of ${percent(one.in_the_end.rate)}`) : null,
+    changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null,
+  ]);
+  const ends = tasks.some((one) => one.in_the_end) ? [element("p", { class: "note" }, IN_THE_END)] : [];
+  const examples = tasks.filter((one) => one.examples.length).map((one) => [element("h4", { dir: "auto" }, `Examples from ${sourceName(one.source)}`), element("ul", { class: "plain examples" }, ...one.examples.map(exampleItem))]).flat();
+  return [table("The same validation questions, before and after", COMPARED, rows), ...ends, ...examples];
+}
+
+function exampleItem(example) {
+  const { change, question } = example, good = change === "gained" || change === "asks now";
+  const end = (name, asked) => asked ? "the cloud is asked" : `${example[name] || "answered alone"} (${example[`right_${name}`] ? "right" : "wrong"})`;
+  return element("li", {}, element("span", { class: `badge gate-${good ? "good" : "bad"}` }, change), " ", element("span", { dir: "auto" }, question),
+    element("span", { class: "soft", dir: "auto" }, fromTo(end("before", change === "asks no longer"), end("after", change === "asks now"))));
+}
+
 const ENDS = [["first", "first"], ["last", "last"]];
-const SHARES = [["right", "right here"], ["asked", "asked"], ["wrong", "wrong"]];
+const SHARES = [["right", "right locally"], ["asked", "asked"], ["wrong", "wrong"]];
 
 // Two bars for each band of each source, one above the other: the first steps and the last ones.
 function bandParts(bands) {
@@ -143,6 +160,7 @@ function bandBar(shares) {
   return element("span", { class: "bar-of-shares", "aria-hidden": "true" }, ...parts);
 }
 
+const fromTo = (before, after) => `${before} → ${after}`;
 const lines = (texts) => texts.join("\n");
 const rightOf = (right, items) => items ? `${whole(right)} (${percent(right / items)})` : "–";
 const sum = (values) => values.reduce((total, value) => total + value, 0);

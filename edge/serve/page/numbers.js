@@ -11,6 +11,9 @@ const SECOND = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 
 export const percent = (share) => known(share) ? PERCENT.format(share) : "–";
+const POINTS = new Intl.NumberFormat(undefined, { signDisplay: "exceptZero", maximumFractionDigits: 1 });
+// A difference of two shares.
+export const points = (difference) => known(difference) ? `${POINTS.format(100 * difference)} points` : "–";
 export const whole = (value) => known(value) ? WHOLE.format(value) : "–";
 export const decimal = (value, digits = 2) => known(value) ? format({ minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value) : null;
 export const seconds = (value) => known(value) ? `${format({ maximumFractionDigits: value < 0.1 ? 2 : value < 10 ? 1 : 0 }).format(value)} s` : "";

@@ -7,56 +7,75 @@ import { Part } from "./view.js";
 import { reasonWords } from "./words.js";
 
 const AT_ONCE = 50;
-const KINDS = { __proto__: null, answering: "a question", learning: "learning", evaluation: "an evaluation", "step report": "a report", registration: "signing on", inquiry: "an inquiry" };
+const ASKED = "answering";
+const TRAFFIC = { __proto__: null, learning: "learning", "step report": "a report", evaluation: "an evaluation", registration: "signing on", inquiry: "an inquiry" };
+const KINDS = { __proto__: null, [ASKED]: "a question", ...TRAFFIC };
 
+// A person's questions first; what learning sends is folded, and read when it is opened.
 export class Outbox {
   constructor() {
-    this.rows = new Map();
-    this.before = null;
-    this.sent = new Part($("sent"), () => get(`/api/sent?${this.wanted()}`), (listing) => this.show(listing));
-    $("older").addEventListener("click", () => this.older());
-    $("kind").append(element("option", { value: "" }, "everything"), ...Object.entries(KINDS).map(([kind, words]) => element("option", { value: kind }, words)));
-    $("kind").addEventListener("change", () => this.chosen());
+    this.questions = new SentList($("sent"), "sent", () => ASKED, (listing) => this.showRest(listing));
+    this.traffic = new SentList($("traffic-sent"), "traffic", () => $("kind").value);
+    $("kind").append(...Object.entries(TRAFFIC).map(([kind, words]) => element("option", { value: kind }, words)));
+    $("kind").addEventListener("change", () => this.traffic.anew());
+    $("traffic").addEventListener("toggle", () => $("traffic").open && this.traffic.part.refresh());
   }
 
-  opened() { this.sent.refresh(); }
-  tick() { this.sent.refresh(); }
+  opened() { this.tick(); }
 
-  wanted() { return `limit=${AT_ONCE}${$("kind").value ? `&kind=${encodeURIComponent($("kind").value)}` : ""}`; }
+  tick() {
+    this.questions.part.refresh();
+    if ($("traffic").open) this.traffic.part.refresh();
+  }
 
-  async chosen() {
-    await this.sent.loading;
+  showRest({ dropped, waiting }) {
+    $("dropped").hidden = !dropped.entries;
+    $("dropped").textContent = dropped.entries ? `${counted(dropped.entries, "older request is", "older requests are")} no longer kept, the last of ${moment(dropped.until)}.` : "";
+    const items = () => waiting.map((one) => element("li", { class: "card", dir: "auto" }, reportWords(one)));
+    refill($("waiting"), waiting, () => waiting.length ? [element("ul", { class: "plain" }, ...items())] : [element("p", { class: "note" }, "Nothing waits.")]);
+  }
+}
+
+// What left of one kind, newest first, a page at a time. `shown(listing)` is given each answer of the agent.
+class SentList {
+  constructor(place, name, kind, shown = () => {}) {
+    this.kind = kind;
+    this.rows = new Map();
+    this.before = null;
+    this.none = element("p", { id: `${name}-none`, class: "note", hidden: true });
+    this.list = element("ul", { id: `${name}-list`, class: "plain" });
+    this.more = element("button", { type: "button", id: `${name}-older`, hidden: true, "on:click": () => this.older() }, "Older");
+    place.append(this.none, this.list, this.more);
+    this.part = new Part(place, () => get(`/api/sent?${this.wanted()}`), (listing) => { this.show(listing); shown(listing); });
+  }
+
+  wanted() { return `limit=${AT_ONCE}&kind=${encodeURIComponent(this.kind())}`; }
+
+  async anew() {
+    await this.part.loading;
     this.clear();
-    await this.sent.refresh();
+    await this.part.refresh();
     announce(counted(this.rows.size, "request is shown", "requests are shown"));
   }
 
   clear() {
     this.rows.clear();
-    $("sent-list").replaceChildren();
+    this.list.replaceChildren();
   }
 
-  show({ sent, next_before: before, dropped, waiting }) {
+  show({ sent, next_before: before }) {
     // More came than one page holds: what is known does not join on any more.
     if (before !== null && !sent.some(({ id }) => this.rows.has(id))) this.clear();
     if (!this.rows.size) this.reach(before);
     this.add(sent);
-    $("sent-none").hidden = this.rows.size > 0;
-    $("sent-none").textContent = $("kind").value ? "Nothing of this kind has left this device." : "Nothing has left this device.";
-    $("dropped").hidden = !dropped.entries;
-    $("dropped").textContent = dropped.entries ? `${counted(dropped.entries, "older request is", "older requests are")} no longer kept, the last of ${moment(dropped.until)}.` : "";
-    this.showWaiting(waiting);
+    this.none.hidden = this.rows.size > 0;
+    this.none.textContent = this.kind() === ASKED ? "None of your questions has left this device." : "Nothing of this kind has left this device.";
   }
 
   // Where the list ends, and whether there is more.
   reach(before) {
     this.before = before;
-    $("older").hidden = before === null;
-  }
-
-  showWaiting(waiting) {
-    const items = () => waiting.map((one) => element("li", { class: "card", dir: "auto" }, reportWords(one)));
-    refill($("waiting"), waiting, () => waiting.length ? [element("ul", { class: "plain" }, ...items())] : [element("p", { class: "note" }, "Nothing waits.")]);
+    this.more.hidden = before === null;
   }
 
   // Newest first; rows that are there already stay, opened or not.
@@ -66,7 +85,7 @@ export class Outbox {
       if (known) { known.update(entry); continue; }
       const row = new Row(entry);
       const after = [...this.rows.values()].filter((one) => one.entry.id < entry.id).sort((one, other) => other.entry.id - one.entry.id)[0];
-      $("sent-list").insertBefore(row.item, after?.item ?? null);
+      this.list.insertBefore(row.item, after?.item ?? null);
       this.rows.set(entry.id, row);
     }
   }
@@ -78,7 +97,7 @@ export class Outbox {
       this.reach(before);
       this.rows.get(sent[0]?.id)?.opener.focus();
     } catch (problem) {
-      this.sent.say(problem.message);
+      this.part.say(problem.message);
     }
   }
 }

@@ -4,11 +4,12 @@
 import { copyButton, element } from "./elements.js";
 
 const BOX = "\\boxed{";
-const PARTS = /\n*(```[\s\S]*?(?:```|$))\n*|(\\boxed\{[^{}]*\})/;
+const CODE = /\n*(```[\s\S]*?(?:```|$))\n*/;
+const WORDS = /\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}/g;
 
 // Only what changed since the last call is made anew, so that a growing answer keeps its selection and its buttons.
 export function showProse(node, text) {
-  const parts = text.split(PARTS).filter(Boolean);
+  const parts = text.split(CODE).flatMap((part) => part.startsWith("```") ? [part] : boxesOf(part)).filter(Boolean);
   const before = node.proseParts ?? [];
   let same = 0;
   while (same < before.length && parts[same] === before[same]) same += 1;
@@ -19,21 +20,25 @@ export function showProse(node, text) {
 }
 
 function grown(child, before, part) {
-  if (child?.nodeType === Node.TEXT_NODE && !part.startsWith("```") && !part.startsWith("\\boxed{")) child.data = part;
+  if (child?.nodeType === Node.TEXT_NODE && !part.startsWith("```") && unboxed(part) === part) child.data = part;
   else if (child?.classList?.contains("code") && part.startsWith("```") && before.includes("\n")) child.querySelector("code").textContent = code(part);
   else return false;
   return true;
 }
 
 // The text as it is read aloud and copied: what stands in a box without the box, whatever braces are in it; code as it is.
-export const plain = (text) => text.split(/(```[\s\S]*?(?:```|$))/).map((part) => part.startsWith("```") ? part : unboxed(part)).join("");
+export const plain = (text) => text.split(/(```[\s\S]*?(?:```|$))/).map((part) => part.startsWith("```") ? part : boxesOf(part).map(unboxed).join("")).join("");
 
-function unboxed(text) {
+// The text in parts, each box one of them.
+function boxesOf(text) {
   const start = text.indexOf(BOX);
-  if (start < 0) return text;
-  const inside = start + BOX.length, end = closing(text, inside);
-  return end < 0 ? text : text.slice(0, start) + text.slice(inside, end) + unboxed(text.slice(end + 1));
+  if (start < 0) return [text];
+  const end = closing(text, start + BOX.length);
+  return end < 0 ? [text] : [text.slice(0, start), text.slice(start, end + 1), ...boxesOf(text.slice(end + 1))];
 }
+
+// A box's words: \text{Paris} and the like are set as they are written.
+const unboxed = (part) => part.startsWith(BOX) && part.endsWith("}") ? part.slice(BOX.length, -1).replace(WORDS, "$1") : part;
 
 // Where the brace closes that was opened before `at`; -1 where it does not.
 function closing(text, at) {
@@ -49,7 +54,7 @@ const code = (part) => part.replace(/^```[^\n]*\n?/, "").replace(/\n?```$/, "");
 
 function shown(part) {
   if (part.startsWith("```")) return block(part);
-  if (part.startsWith("\\boxed{")) return element("strong", { class: "boxed" }, part.slice(7, -1));
+  if (unboxed(part) !== part) return element("strong", { class: "boxed" }, unboxed(part));
   return document.createTextNode(part);
 }
 

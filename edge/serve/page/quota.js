@@ -9,7 +9,7 @@ const PERIODS = { __proto__: null, month: " this month", week: " this week", day
 // Without a prototype: what is looked up comes from elsewhere.
 const STATES = {
   __proto__: null,
-  ok: ["enough is left", "good"], low: ["little is left", "other"], used_up: ["used up", "bad"], paused: ["paused", "other"],
+  ok: ["within budget", "good"], low: ["little is left", "other"], used_up: ["used up", "bad"], paused: ["paused", "other"],
   switched_off: ["switched off", "other"], offline: ["offline", "bad"], unknown: ["not known yet", "other"],
 };
 // What the bars say already needs no line.
@@ -22,7 +22,7 @@ export function showQuotas(node, device, quotas, unsettled) {
   refill(node, [shared, quotas, unsettled], () => [
     shared ? element("section", { class: "quota" }, element("h4", {}, "This device in all"), meters(shared, (used) => used in shared)) : "",
     ...quotas.map((quota) => quotaBlock(quota, several, shared ?? {})),
-    unsettled ? element("p", { class: "note" }, `${counted(unsettled, "call")} to the cloud ended without a word. They are looked up, and charged once at most.`) : "",
+    unsettled ? element("p", { class: "note" }, `${counted(unsettled, "unconfirmed call")} to the cloud: whether they were answered is not known yet. They are looked up, and charged once at most.`) : "",
   ]);
 }
 
@@ -48,7 +48,7 @@ function meters(totals, wanted) {
 // How much of a limit is used, in words and as a bar.
 function meter(name, used, limit, show, period) {
   const limited = limit !== null;
-  const left = limited ? `${show(Math.max(0, limit - used))} left` : "no limit";
-  return element("div", { class: "meter" }, element("div", { class: "meter-words" }, element("strong", {}, name), element("span", {}, `${usedOf(used, limit, show)} used${limited ? period : ""}, ${left}`)),
+  const words = limited ? `${usedOf(used, limit, show)} used${period}, ${show(Math.max(0, limit - used))} left` : `${show(used)} (unlimited)`;
+  return element("div", { class: "meter" }, element("div", { class: "meter-words" }, element("strong", {}, name), element("span", {}, `${words}`)),
     limited ? element("progress", { max: Math.max(1, limit), value: Math.min(used, limit), "aria-label": `${name} used` }) : null);
 }

@@ -1,6 +1,7 @@
 // The learning steps that this page has seen, as columns. Knows the agent's step events; knows nothing of how they are drawn.
 
 import { get } from "./api.js";
+import { sourceName } from "./words.js";
 
 export class Steps {
   constructor() { this.all = []; }
@@ -17,17 +18,15 @@ export class Steps {
     return steps.length > 0;
   }
 
-  column(name) { return this.all.map((step) => step[name] ?? null); }
-
-  // Where phases begin: their first steps with the task's name, and for each step the index at which its phase began.
-  phases() {
-    const marks = [], begins = [];
-    this.all.forEach((step, index) => {
-      const before = this.all[index - 1];
-      const fresh = !before || before.phase !== step.phase || before.task !== step.task;
-      if (fresh) marks.push({ x: step.step, text: String(step.task ?? "") });
-      begins.push(fresh ? index : begins.at(-1));
-    });
-    return { marks, begins };
+  // The steps of each task, in the order in which the tasks began. What a task learns of the same source has a name of its own.
+  byTask() {
+    const tasks = new Map();
+    for (const step of this.all) {
+      const key = `${step.source}\n${step.task}`;
+      if (!tasks.has(key)) tasks.set(key, { source: step.source, task: step.task, steps: [] });
+      tasks.get(key).steps.push(step);
+    }
+    const sources = [...tasks.values()].map(({ source }) => source);
+    return [...tasks.values()].map((one) => ({ ...one, name: sourceName(one.source) + (sources.filter((source) => source === one.source).length > 1 ? `, ${one.task}` : "") }));
   }
 }

@@ -1,0 +1,31 @@
+// Four numbers on every page: answered locally, right in the end, gained and spent. Knows one route of the agent.
+
+import { get } from "./api.js";
+import { $, element, refill } from "./elements.js";
+import { money, percent, points } from "./numbers.js";
+
+const ABOUT = {
+  answered: "Of this month's answers, the share that came from this device.",
+  right: "An estimate from stored validation questions: alone, or with the cloud's help at the present rate.",
+  gained: "How much more of them is right in the end than before anything was learned.",
+  spent: "Answers and learning together.",
+};
+
+export class Headline {
+  refresh() {
+    this.loading ??= this.fill().finally(() => { this.loading = null; });
+    return this.loading;
+  }
+
+  async fill() {
+    let found;
+    try { found = await get("/api/headline"); } catch (problem) { if (problem.status === undefined) throw problem; return; }
+    refill($("numbers"), found, () => [
+      figure("Answered locally", percent(found.answered_locally), ABOUT.answered), figure("Right in the end", percent(found.right_in_the_end), ABOUT.right),
+      figure("Gained", points(found.gained), ABOUT.gained),
+      figure("Spent", `${money(found.spent_today_uusd)} today, ${money(found.spent_this_month_uusd)} this month`, `${ABOUT.spent}${found.cloud_name ? ` ${found.cloud_name}.` : ""}`),
+    ]);
+  }
+}
+
+const figure = (name, value, about) => element("div", { title: about }, element("dt", {}, name), element("dd", {}, value));
