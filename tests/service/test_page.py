@@ -675,6 +675,7 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, 
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
     assert "a question the model asked for help" in first and "46 bytes" in first and "replaced: 1 × email" in first
+    await page.value("document.querySelector('#traffic summary').click()")
     assert await text_of(page, "#waiting") == "Report of step 45 of task code: 25 of 128 responses asked, at a target of 20%."
     await focus(page, ".opener")
     await key(page, "Enter")
@@ -716,8 +717,8 @@ async def test_the_outbox_folds_what_learning_sent_and_shows_crowds_and_what_did
     assert await page.value("document.querySelectorAll('#traffic-list li').length") == 50
     assert "3 times" in await text_of(page, "#traffic-list li")
     await page.value("document.querySelector('#traffic-list .opener').click()")
-    await page.until("!!document.querySelector('.payload pre')")
-    assert "can no longer be read" in await text_of(page, ".payload")
+    await page.until("!!document.querySelector('#traffic-list .payload pre')")
+    assert "can no longer be read" in await text_of(page, "#traffic-list .payload")
     agent.control.departed[0] = {**crowd[0], "outcome": "too late"}
     await look_again(page, "outbox")
     await page.until("document.querySelector('#traffic-list .opener').textContent.includes('too late')")
@@ -900,7 +901,7 @@ async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stag
         "waits": [{"reason": text, "times": 1, "seconds": 1}],
     }
     agent.control.departed = [
-        {**sent(1), "kind": text, "why": text, "outcome": text, "replaced": {text: 1}, "payload": {text: text}, "answer_id": text}
+        {**sent(1), "why": text, "outcome": text, "replaced": {text: 1}, "payload": {text: text}, "answer_id": text}
     ]
     agent.control.waiting[0]["task"] = text  # type: ignore[index]
     agent.control.remark = text
