@@ -106,8 +106,10 @@ class StateReader:
     def request(self, request_id: str) -> dict[str, Any]:
         """The record of an answer, or of the last one. Raises NotFound."""
         if request_id == LAST_ANSWER:
-            if newest := self.requests(1):
-                return newest[0]
+            newest = self._db.execute("SELECT record FROM requests ORDER BY created_at DESC, rowid DESC LIMIT 1").fetchone()
+            if newest is not None:
+                found: dict[str, Any] = json.loads(newest[0])
+                return found
             raise NotFound(f"there is no answer in {self.folder} yet", hint="edge-agent ask gives one")
         row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
         if row is None:

@@ -75,6 +75,18 @@ async def test_why_explains_an_answer_and_knows_no_other(control: AgentControl) 
         await control.why("nothing")
 
 
+async def test_without_an_id_the_last_answer_is_explained(control: AgentControl) -> None:
+    assert (await control.why("last"))["id"] == f"a{ANSWERS - 1}"
+
+
+async def test_the_headline_agrees_with_the_answers_and_the_usage(control: AgentControl) -> None:
+    headline, usage = await control.headline(), (await control.usage())["all"]
+    if isinstance(control, RemoteAgent):  # for the folder's clock, this machine's, the world's answers are of another month
+        assert (headline["answers"], headline["answered_locally"]) == (ANSWERS, 0.5)
+        assert headline["spent_this_month_uusd"] == usage["serving"]["spend_uusd"] + usage["learning"]["spend_uusd"]
+    assert headline["right_in_the_end"] is headline["gained"] is None, "nothing was examined"
+
+
 async def test_a_verdict_is_kept_and_one_on_an_unknown_answer_refused(control: AgentControl) -> None:
     assert await control.feedback("a4", "bad", "5") == {"id": "a4", "verdict": "bad", "correction": "5"}
     assert (await control.why("a4"))["verdict"] == "bad"

@@ -315,7 +315,7 @@ async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_i
         "Price λ 0.500",
         "Tokens left 9,000",
         "Spend left no limit known",
-        "Told by the coordinator, just now",
+        "Reported by the coordinator, just now",
         "Charged 0.000099 USD",
         "Cloud tokens 20",
         "Step 1: 14 + 23 = 37",
@@ -510,10 +510,10 @@ async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage:
     assert "λ 0.594" in await page.value("document.querySelector('#rate-place figure:last-child svg').getAttribute('aria-label')")
     spend = await page.value("document.querySelector('#spend-place svg').getAttribute('aria-label')")
     assert "0.000812 USD spent on answers, 0.0034 USD on learning" in spend
-    await page.value("document.querySelector('#rate-place summary').focus()")
+    await page.value("document.querySelector('#rate-place figure:last-child summary').focus()")
     await key(page, "Enter")
     await page.until("document.querySelectorAll('#rate-place tbody tr').length === 45")
-    assert "step 90" in await text_of(page, "#rate-place tbody tr:last-child")
+    assert "step 90" in await text_of(page, "#rate-place figure:last-child tbody tr:last-child")
 
 
 async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Stage, agent: PageAgent) -> None:

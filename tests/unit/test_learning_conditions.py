@@ -154,6 +154,20 @@ def test_on_battery_it_waits_says_so_and_goes_on_when_the_mains_are_back(state: 
     assert waiting.readiness.waiting == ""
 
 
+def test_a_wait_that_a_stop_cuts_ends_without_saying_that_learning_goes_on(state: StateFolder) -> None:
+    waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
+
+    async def use() -> None:
+        ready = asyncio.create_task(waiting.readiness.ready())
+        await asyncio.sleep(20.0)
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
+
+    run_in_virtual_time(use())
+    assert waiting.told() == ["waiting: on battery"]
+    assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(20.0), "on battery")])
+
+
 def test_a_reason_that_changes_only_in_its_numbers_is_one_wait(state: StateFolder) -> None:
     hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
     waiting = Waiting(state, (*hot, BATTERY, MAINS))
