@@ -23,7 +23,7 @@ export class Headline {
     refill($("numbers"), found, () => [
       figure("Answered locally", percent(found.answered_locally), ABOUT.answered), figure("Right in the end", percent(found.right_in_the_end), ABOUT.right),
       figure("Gained", points(found.gained), ABOUT.gained),
-      figure("Spent", `${money(found.spent_today_uusd)} today, ${money(found.spent_this_month_uusd)} this month`, `${ABOUT.spent}${found.cloud_name ? ` ${found.cloud_name}.` : ""}`),
+      figure(found.cloud_name ? `Spent (${found.cloud_name})` : "Spent", `${money(found.spent_today_uusd)} today, ${money(found.spent_this_month_uusd)} this month`, ABOUT.spent),
     ]);
   }
 }
