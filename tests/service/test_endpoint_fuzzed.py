@@ -20,7 +20,7 @@ EVERY_ROUTE = {
     *(("GET", f"/v1/{name}") for name in ("models", "models/{name}", "usage")),
     *(("GET", path) for path in ("/health", "/health/ready", "/openapi.json", "/tokenizer_info")),
     *(("POST", path) for path in ("/tokenize", "/detokenize")),
-    *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "budget")),
+    *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "headline", "budget")),
     *(("GET", f"/api/{name}") for name in ("sent", "sent/{entry_id}")),
     *(("POST", f"/api/{name}") for name in ("adapters/rollback", "feedback", "learning", "whatif")),
     *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/limit", "budget/pause")),
