@@ -341,7 +341,9 @@ def test_a_family_cannot_steer_the_terminal() -> None:
 
 
 def test_what_asking_for_everything_costs_is_told_before() -> None:
-    assert cost_line(40, CoordinatorConfig()).endswith("at most 40 calls and 20480 output tokens (practice cloud, nothing is charged)")
+    assert cost_line(40, CoordinatorConfig()).endswith(
+        "at most 40 calls and 20480 output tokens (practice cloud, nothing is charged)"
+    )
     priced = CoordinatorConfig.model_validate({"embedded": {"price_out_uusd_per_mtok": 2_000_000}})
     assert "at most 1.02 USD for these (practice cloud" in cost_line(1000, priced)
     budget = BudgetSnapshot(1, 0.5, 0.3, 12, 100, 900, None, 2_000, None)
