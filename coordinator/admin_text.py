@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from edge.core.errors import UsageError
-from edge.core.formatting import money
+from edge.core.formatting import money, practice_note
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.v1 import admin_pb2, call_pb2
@@ -51,7 +51,10 @@ def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceReco
     cost = "no price, so its calls are refused"
     if price is not None and price.priced:
         cost = f"{money(price.in_uusd_per_mtok)} / {money(price.out_uusd_per_mtok)} per million tokens in / out"
-    return f"{upstream.alias}: {upstream.model}, {cost}, {upstream.waiting} waiting" + _breaker_text(upstream.breaker)
+    return (
+        f"{upstream.alias}: {upstream.model}{practice_note(upstream.model)}, {cost}, {upstream.waiting} waiting"
+        + _breaker_text(upstream.breaker)
+    )
 
 
 def _breaker_text(state: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from edge.core.formatting import PRACTICE_CLOUD, STEERING, counted, money
+from edge.core.formatting import STEERING, counted, money, practice_note
 from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def source_line(note: AnswerNote) -> str:
     if note.dual is not None:
         parts.append(f"λ {note.dual:.3f}")
     if note.spend_uusd:
-        parts.append(money(note.spend_uusd))
+        parts.append(f"{money(note.spend_uusd)}{practice_note(note.cloud_model)}")
     if note.cached:
         parts.append(_STORED)
     quota = note.quota or {}
@@ -86,10 +86,6 @@ def source_line(note: AnswerNote) -> str:
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
-def _cloud_model(name: str) -> str:
-    return f"{name} ({PRACTICE_CLOUD})" if name == "nano-cloud" else name
-
-
 def why_lines(record: Mapping[str, Any]) -> list[str]:
     """A stored answer explained; its call as the coordinator has it, or as the record does where nobody could be asked."""
 
@@ -97,7 +93,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         value = record.get(name)
         return otherwise if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
-    ledger = None
+    ledger, cloud_model = None, str(record.get("cloud_model") or "")
     if entry := record.get("ledger"):
         model = f", {entry['model']}" if entry["model"] else ""
         origin = "" if entry["told_by"] == "coordinator" else " (from the record)"
@@ -116,7 +112,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "quota then": (record.get("quota") or {}).get("line"),
         "charged": money(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
         "model": record.get("model"),
-        "cloud model": _cloud_model(str(record.get("cloud_model") or "")),
+        "cloud model": f"{cloud_model}{practice_note(cloud_model)}",
         "adapter": record.get("adapter_version"),
         "verdict": None if record.get("verdict") == "none" else record.get("verdict"),
         "correction": record.get("correction"),

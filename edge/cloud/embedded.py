@@ -158,8 +158,9 @@ class EmbeddedCoordinator:
         """Hold the device to other limits, as `budgets.device` of the coordinator's configuration has them: a child that runs reads its
         configuration again, one that is started later begins with it."""
         self._settings = {**self._settings, "budgets": {"device": dict(limits)}}
-        if self.pid is not None:
+        if self._watching is not None:  # also for a child that is just being started again
             self._write_config()
+        if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGHUP)
 

@@ -59,6 +59,14 @@ def uusd_of(text: str) -> int:
 
 PRACTICE_CLOUD = "practice cloud, nothing is charged"
 """What the bundled cloud model is called wherever money is shown."""
+PRACTICE_MODEL = "nano-cloud"
+
+
+def practice_note(cloud_model: str) -> str:
+    """What stands behind an amount of the bundled cloud model; "" behind that of another one."""
+    return f" ({PRACTICE_CLOUD})" if cloud_model == PRACTICE_MODEL else ""
+
+
 _MOST_CHARS = 80
 
 

@@ -39,7 +39,7 @@ class AnswerNote:
     OpenAI's form. `asked`: help was asked for, by the model, by the mode or by what the request wants; `model_asked`: by the model, or its
     own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/budget/quota.py.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
-    label of which that is not true may be a slip of the hand.
+    label of which that is not true may be a slip of the hand. `cloud_model`: the cloud LLM that answered, "" where none did.
     """
 
     id: str
@@ -67,6 +67,7 @@ class AnswerNote:
     cached: bool = False
     task_known: bool = True
     model_asked: bool = False
+    cloud_model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the response has elsewhere."""

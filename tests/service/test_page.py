@@ -451,6 +451,37 @@ async def test_text_from_right_to_left_runs_so_and_long_answers_stay_inside(page
 # ---------------------------------------------------------------- budget
 
 
+async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    told = await text_of(page, "#limit")
+    assert told.startswith("Target: 20 % of questions may ask") and "practice cloud, nothing is charged" in told
+    assert "0.01 USD and 100 calls and 40000 tokens a month; begins anew on" in told
+    amount = "#limit input[data-unit=spend_limit_uusd]"
+    assert await page.value(f"document.querySelector({amount!r}).value") == "0.01"
+    await page.value(f"document.querySelector({amount!r}).select()")
+    await page.type("five")
+    await press_button(page, "Set limit")
+    await page.until("document.querySelector('#limit .problem').textContent.includes('five')")
+    assert agent.said("/api/budget/limit") == []
+    await page.value(f"document.querySelector({amount!r}).select()")
+    await page.type("5 USD")
+    await press_button(page, "Set limit")
+    limits = {"period": "month", "spend_limit_uusd": 5_000_000, "calls_limit": 100, "tokens_limit": 40_000}
+    assert await wait_for(agent, "/api/budget/limit") == [limits]
+    await page.until("document.querySelector('#limit').textContent.includes('5.00 USD')")
+
+
+async def test_a_rate_is_typed_as_people_write_it(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    await focus(page, ".dial .dial-text")
+    await page.type("30 %")
+    await key(page, "Enter")
+    assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": "30 %"}]
+    await page.until("document.querySelector('.dial-facts').textContent.includes('30%')")
+
+
 async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: Page, stage: Stage, agent: PageAgent) -> None:
     url = stage.show(agent)
     await arrive(page, url, "budget")

@@ -13,7 +13,9 @@ from edge.core.errors import ConfigError
 from edge.core.types import FinishReason, LocalResponse
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ScoredGroup, cost_rate, step_units
-from tests.unit.agent_world import World, item
+from edge.testing.clock import ManualClock
+from tests.unit.agent_world import World, item, numbers
+from tests.unit.test_agent_resume import Crash, crash_at
 from tests.unit.trained import scored, training_groups
 
 
@@ -88,3 +90,27 @@ def test_a_price_that_is_no_unit_is_refused_with_its_line(tmp_path: Path) -> Non
         resolve_agent_config(file)
     with pytest.raises(ConfigError, match="method da-grpo"):
         resolve_agent_config(sets=["learning.price=spend", "learning.method=grpo"])
+
+
+class Ticking(ManualClock):
+    """A second passes with each look at it."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
+@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
+async def test_a_step_that_is_made_again_weighs_its_calls_as_before(tmp_path: Path, place: str) -> None:
+    async def learned(folder: Path, crashes: bool) -> list[object]:
+        world = CostWorld(folder)
+        world.clock = Ticking()
+        if crashes:
+            with pytest.raises(Crash):
+                async with world.agent(crash_at(place, 3)) as agent:
+                    await agent.learn()
+        async with world.agent() as agent:
+            await agent.learn()
+            return [numbers(step) for step in agent.steps()]
+
+    assert await learned(tmp_path / "crashing", True) == await learned(tmp_path / "calm", False)

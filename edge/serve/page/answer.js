@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { announce, button, copyButton, element, facts, freshId } from "./elements.js";
-import { counted, decimal, moment, money, percent, seconds, whole } from "./numbers.js";
+import { counted, decimal, moment, money, percent, practiceNote, seconds, whole } from "./numbers.js";
 import { plain, showProse } from "./prose.js";
 import { reasonWords, sentence } from "./words.js";
 
@@ -60,7 +60,7 @@ export class AnswerCard {
       element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
-        note.spend_uusd ? money(note.spend_uusd) : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
+        note.spend_uusd ? `${money(note.spend_uusd)}${practiceNote(note.cloud_model)}` : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
       ].filter(Boolean).join(" · ")),
     ];
   }
@@ -189,7 +189,7 @@ function whyParts(record) {
 
 function ledgerParts({ ledger, created_at: at, id }) {
   const entry = ledger === null ? [] : [
-    ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? money(ledger.charged_uusd) : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
+    ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? `${money(ledger.charged_uusd)}${practiceNote(ledger.model)}` : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
     ["Cloud model", ledger.model], ["Reported by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
   ];
   const none = ledger === null ? element("p", {}, "The cloud was not called, so there is nothing in the ledger.") : "";

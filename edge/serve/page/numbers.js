@@ -27,6 +27,9 @@ export function money(uusd) {
   return `${format({ minimumFractionDigits: 2, maximumFractionDigits: digits }).format(uusd / 1e6)} USD`;
 }
 
+// The bundled cloud model charges nothing, wherever its amounts are shown.
+export const practiceNote = (cloudModel) => cloudModel === "nano-cloud" ? " (practice cloud, nothing is charged)" : "";
+
 export function bytes(count) {
   if (!known(count)) return "–";
   if (count < 1024) return counted(count, "byte");

@@ -74,10 +74,10 @@ def read_result(path: Path) -> SimulationResult:
 
 def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:
     title = f"{first.scenario} (seed {first.seed}, {first.engine}) and {second.scenario} (seed {second.seed}, {second.engine})"
-    table = Table(title=escape(title), box=box.SIMPLE)
+    table = Table(title=escape(title), box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     for name in (name_a, name_b, "B less A"):
-        table.add_column(escape(name), justify="right")
+        table.add_column(escape(name), justify="right", no_wrap=name == "B less A")
     for row in differences(first, second):
         table.add_row(*map(escape, (row.name, row.first, row.second, row.difference)))
     return table
