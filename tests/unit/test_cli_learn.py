@@ -108,6 +108,6 @@ def test_what_a_task_file_holds_is_said_before_work_begins(tmp_path: Path) -> No
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     first, note = task_file_lines([str(file), "practice:arith", str(file)])
     assert "2 questions to learn from, 0 held out" in first and "life (1), town (1)" in first and "text" in first
-    assert "1 of 2 answers" in note
+    assert "of 2 answers 1 is" in note
     measured = list(task_file_lines([str(file)], measured=True))
     assert len(measured) == 3 and "all are asked" in measured[-1]
