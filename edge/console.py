@@ -183,6 +183,9 @@ class OwnSteps:
 
     def ended(self, event: Event) -> list[str]:
         """The last lines that were not written, where the event ends what they are about."""
+        if isinstance(event, OwnUseThrough) and event.source:
+            line = self._unwritten.pop(event.source, "")
+            return [line] if line else []
         if not isinstance(event, (OwnUseThrough, PhaseStarted, RunFinished)):
             return []
         lines = list(self._unwritten.values())
@@ -426,7 +429,7 @@ def spoken(event: Event) -> str:
             )
         case Notice():
             line = event.text
-        case OwnUseThrough():
+        case OwnUseThrough(source=""):
             line = (
                 f"your own {counted(event.questions, 'question')} {'was' if event.questions == 1 else 'were'} learned from "
                 f"{counted(event.passes, 'time')} each; no more steps go to them until you add or correct one, or raise use.passes"

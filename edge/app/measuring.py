@@ -113,14 +113,17 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
     by_source: list[list[Candidate]] = []
     for name in plan.sources:
         source = open_source(name)
-        source = source.to_measure() if isinstance(source, JsonLinesSource) else source
+        hint = 'give the items to be measured "split": "test"'
+        if isinstance(source, JsonLinesSource):
+            hint = next(iter(source.notes), hint)
+            source = source.to_measure()
         if plan.per_level is None:
             found = [(item, 1.0) for item in source.test(plan.limit)]
         else:
             strata = strata_of(source, plan.per_level)
             found = [(item, stratum.weight / len(stratum.items)) for stratum in strata for item in stratum.items]
         if not found:
-            raise TaskFileError(f"{name}: no test item", hint='give the items to be measured "split": "test"')
+            raise TaskFileError(f"{name}: no test item", hint=hint)
         by_source.append(candidates_of(found, plan.max_steps))
     return counted_once(by_source)
 

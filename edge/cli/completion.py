@@ -7,6 +7,7 @@ is loaded or asked over the network for it, and what fails is no word, never an 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
@@ -36,11 +37,16 @@ def models(incomplete: str) -> list[str]:
 
 
 def sources(incomplete: str) -> list[str]:
-    """Task sources that `tasks list` shows."""
+    """Task sources that `tasks list` shows, and the task files and folders whose paths begin like this."""
+    from glob import escape, glob
+
     from edge.tasks.datasets.catalogue import DATA_SETS
+    from edge.tasks.jsonl import SUFFIXES
     from edge.tasks.practice import FAMILIES, GROUPS
 
-    return _beginning(incomplete, [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS])
+    paths = sorted(Path(found) for found in glob(f"{escape(incomplete)}*"))  # noqa: PTH207 - as it was typed
+    files = [f"{path}/" if path.is_dir() else str(path) for path in paths if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    return _beginning(incomplete, [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS, *files])
 
 
 def shells(incomplete: str) -> list[str]:

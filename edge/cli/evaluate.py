@@ -142,7 +142,7 @@ def command(
     try:
         with open_console(SystemClock(), quiet=json) as console:
             described = adapter_described(plan.adapters, adapter, config, run_folder)
-            for line in task_file_lines(plan.sources, measured=True):
+            for line in task_file_lines(plan.sources, config, measured=True):
                 console.say(line)
             console.say(f"evaluating {', '.join(plan.sources)} with {described}")
             outcome = asyncio.run(app.evaluate(config, console.sink, plan))

@@ -170,13 +170,17 @@ _WORDS = {
 }
 
 
-def task_file_lines(sources: Iterable[str], *, measured: bool = False) -> Iterator[str]:
+def task_file_lines(sources: Iterable[str], config: AgentConfig, *, measured: bool = False) -> Iterator[str]:
     """What a person should know of their own task files among the sources, one line each; `measured`: they are evaluated, not learned."""
+    from edge.app import local_prompt_form
     from edge.tasks.descriptions import file_lines
     from edge.tasks.registry import own_file
 
     for file in filter(None, map(own_file, dict.fromkeys(sources))):
         yield from file_lines(file)
+        talks = sum(bool(item.context) for item in (*file.train_items, *file.test_items))
+        if talks and local_prompt_form(config) == "compact":
+            yield f"{file.name}: this model reads the last question alone, without the conversation before it, which {talks} have"
         if measured and file.to_measure() is not file:
             yield f"{file.name}: no question is held out, so all are asked; what was learned from them counts, too"
 
@@ -184,7 +188,7 @@ def task_file_lines(sources: Iterable[str], *, measured: bool = False) -> Iterat
 def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
     """What a person should know of the settings before a command begins to work, one line each."""
     if learns:
-        yield from task_file_lines(phase.source for phase in resolved.config.phases)
+        yield from task_file_lines((phase.source for phase in resolved.config.phases), resolved.config)
     from edge.app import measured_hints, model_file
     from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED
 

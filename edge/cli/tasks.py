@@ -171,6 +171,8 @@ def _text(text: str) -> Text:
 
 def _show_example(console: Console, item: TaskItem, form: str | None) -> None:
     """One item with its answer; with a prompt form as the model reads it, else as its bare question."""
+    from edge.tasks.jsonl import shown_answer
+
     console.rule(_text(f"{item.family} level {item.level}" if item.level else item.family), align="left")
     if form is not None:
         messages = prompt_messages(item, form)
@@ -178,9 +180,11 @@ def _show_example(console: Console, item: TaskItem, form: str | None) -> None:
     else:
         options = [f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(item.options)]
         blocks = [("question", "\n".join([item.question, *options]))]
+    if form in (None, "compact"):
+        blocks = [(f"before it, {message.role}", message.content) for message in item.context] + blocks
     if item.preamble:
         blocks.append(("given code", item.preamble))
-    blocks.append(("tests" if item.kind is AnswerKind.PROGRAM else "answer", item.answer or "judged by a person"))
+    blocks.append(("tests" if item.kind is AnswerKind.PROGRAM else "answer", shown_answer(item) or "judged by a person"))
     if item.solution:
         blocks.append(("a worked solution", item.solution))
     for title, content in blocks:

@@ -200,12 +200,14 @@ def _number(value: float | None) -> float:
 
 def _save(figure: Any, axes: Sequence[Any], spans: Sequence[PhaseSpan], path: Path, title: str) -> Path:
     for axis in axes:
-        for number, span in enumerate(
-            spans
-        ):  # every other phase is shaded; the others are spanned too, in no colour, to show all steps
-            axis.axvspan(span.first - 0.5, span.last + 0.5, color=_SHADE if number % 2 else "none", zorder=-2, linewidth=0)
+        firsts: dict[int, int] = {}  # by the last step: sources that take turns are one stretch
+        for span in spans:
+            firsts.setdefault(span.end, span.first)
+        # every other phase is shaded; the others are spanned too, in no colour, to show all steps
+        for number, (end, first) in enumerate(firsts.items()):
+            axis.axvspan(first - 0.5, end + 0.5, color=_SHADE if number % 2 else "none", zorder=-2, linewidth=0)
             if number:
-                axis.axvline(span.first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
+                axis.axvline(first - 0.5, color=_GREY, linewidth=1.0, linestyle=":", zorder=-1)
         axis.grid(alpha=0.25)
         if axis.get_legend_handles_labels()[1]:
             axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)

@@ -57,7 +57,7 @@ class Learning:
     _stage: str = field(default="idle", init=False)
     _monitor: RollbackMonitor | None = field(default=None, init=False)
     _phase: int | None = field(default=None, init=False)
-    _own_through: bool = field(default=False, init=False)
+    _own_through: set[str] = field(default_factory=set, init=False)
 
     async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
@@ -184,12 +184,15 @@ class Learning:
         return plan if own_use is None else await own_use.next_step(plan)
 
     async def _report_own_use(self) -> None:
-        """Once, when every question of one's own has been learned from as often as it may be."""
+        """Once of each source, when every question of it has been learned from as often as it may be."""
         own_use, clock = self.components.own_use, self.components.clock
-        through = await own_use.through() if own_use is not None else 0
-        if own_use is not None and through and not self._own_through:
-            self.components.sink.emit(OwnUseThrough(through, own_use.rules.passes, clock.now()))
-        self._own_through = bool(through)
+        if own_use is None:
+            return
+        through = await own_use.through()
+        for source, questions in through.items():
+            if source not in self._own_through:
+                self.components.sink.emit(OwnUseThrough(source, questions, own_use.rules.passes, clock.now()))
+        self._own_through = set(through)
 
     async def _recover(self) -> bool:
         """Once there is room on the disk: finish the step that was cut where its checkpoint is whole, else go back to what was committed.

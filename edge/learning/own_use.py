@@ -335,13 +335,18 @@ class OwnUse:
             return 0
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
 
-    async def through(self) -> int:
-        """How many questions there are, where all were learned from as often as they may be; 0 while one has passes left, or none is
-        there."""
+    async def through(self) -> dict[str, int]:
+        """The sources of which every question was learned from as often as it may be, with how many these are; "" is all of them."""
         sources, uses = await self.sources(), self._uses()
-        items = [one for source in sources for one in source.train]
-        left = any(uses.get(one.key, 0) < self.rules.passes for one in items)
-        return 0 if left or self.rules.share <= 0.0 else len(items)
+        if self.rules.share <= 0.0:
+            return {}
+        through = {
+            source.name: len(source.train)
+            for source in sources
+            if source.train and all(uses.get(one.key, 0) >= self.rules.passes for one in source.train)
+        }
+        is_all = through and len(through) == sum(bool(source.train) for source in sources)
+        return {**through, "": sum(through.values())} if is_all else through
 
     async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan.

@@ -379,9 +379,11 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True)
 class OwnUseThrough(Event):
-    """Every question of one's own has been learned from as often as `use.passes` allows; steps go to practice alone until there is more."""
+    """Every question of one source of one's own ("": of all of them) has been learned from as often as `use.passes` allows; no more steps
+    go there until there is more."""
 
     kind: ClassVar[str] = "own_use_through"
+    source: str
     questions: int
     passes: int
     at: float

@@ -130,8 +130,8 @@ def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
     if not opened:
         return ""
     return (
-        f"{len(opened)} of {len(items)} answers are longer than {MOST_SHORT_WORDS} words (the first is to {shown(opened[0].question)!r}), "
-        "so that nobody can judge another answer to them; to have them judged, give a number, an option or a few words"
+        f"of {len(items)} answers {len(opened)} {'is' if len(opened) == 1 else 'are'} longer than {MOST_SHORT_WORDS} words (the first: to "
+        f"{shown(opened[0].question)!r}), so that nobody can judge another one; to have it judged, give a number, an option or a few words"
     )
 
 
@@ -147,6 +147,8 @@ def _note_on_tests(items: Sequence[TaskItem]) -> str:
 def as_record(item: TaskItem) -> dict[str, Any]:
     """The line's object for an item; reading it gives the item back. What is at its default is left out."""
     record = {key: getattr(item, key) for key in _FIELDS} | {"kind": item.kind.value, "options": list(item.options)}
+    if is_open(item):
+        record["answer"] = shown_answer(item)
     if item.context:
         asked, answer = (
             {"role": "user", "content": record.pop("question")},
@@ -154,6 +156,12 @@ def as_record(item: TaskItem) -> dict[str, Any]:
         )
         record = {"messages": [*map(asdict, item.context), asked, answer], **record}
     return {key: value for key, value in record.items() if value not in ("", [])}
+
+
+def shown_answer(item: TaskItem) -> str:
+    """The answer for people: the text that is known to be right, where the item holds more than that; "" where a person judges."""
+    key = OwnKey.from_json(item.answer) if item.kind is AnswerKind.FEEDBACK else None
+    return item.answer if key is None else "\n".join(key.right)
 
 
 def is_open(item: TaskItem) -> bool:

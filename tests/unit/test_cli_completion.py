@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import main
+from edge.cli import completion, main
 from edge.cli.completion import MODES, SHELLS
 from edge.config.schema import AgentConfig
 from edge.models.catalogue import MODELS_FOLDER
@@ -91,3 +91,13 @@ from edge.cli import completion
 assert completion.modes("") and completion.models("nano") and completion.sources("practice") and completion.shells("b")
 """
     assert loaded_by(code) == []
+
+
+def test_task_files_are_completed_beside_the_known_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    for name in ("my.jsonl", "my.CSV", "my.txt", "tasks/more.tsv"):
+        (tmp_path / name).write_text("")
+    assert completion.sources("my") == ["my.CSV", "my.jsonl"]
+    assert completion.sources("ta") == ["taco", "tasks/"] and completion.sources("tasks/") == ["tasks/more.tsv"]
+    assert completion.sources("practice:ar") == ["practice:arith"]

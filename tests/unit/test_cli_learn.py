@@ -10,6 +10,7 @@ import pytest
 from edge.cli import main
 from edge.cli.learn import summary_lines, with_an_end
 from edge.cli.settings import Settings, task_file_lines
+from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError
 
 
@@ -106,8 +107,13 @@ def test_what_a_task_file_holds_is_said_before_work_begins(tmp_path: Path) -> No
     long = "This answer has certainly got more than the eight words that can be compared."
     records = [{"question": "Who?", "answer": "Ilka", "label": "town"}, {"prompt": "Why?", "completion": long, "label": "life"}]
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    first, note = task_file_lines([str(file), "practice:arith", str(file)])
+    first, note = task_file_lines([str(file), "practice:arith", str(file)], AgentConfig())
     assert "2 questions to learn from, 0 held out" in first and "life (1), town (1)" in first and "text" in first
-    assert "1 of 2 answers" in note
-    measured = list(task_file_lines([str(file)], measured=True))
+    assert "of 2 answers 1 is" in note
+    measured = list(task_file_lines([str(file)], AgentConfig(), measured=True))
     assert len(measured) == 3 and "all are asked" in measured[-1]
+    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    file.write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")
+    assert "the last question alone" in list(task_file_lines([str(file)], AgentConfig()))[-1]
+    full = AgentConfig.model_validate({"model": {"prompt_form": "full"}})
+    assert len(list(task_file_lines([str(file)], full))) == 1

@@ -341,7 +341,7 @@ def own(number: int, source: str = "mine:chat", **fields: float) -> StepFinished
 
 
 @pytest.mark.parametrize("source", ["mine:chat", "watched:geo", "/home/jo/facts.jsonl", "facts.csv#geo"])
-@pytest.mark.parametrize("end", [OwnUseThrough(3, 4, 0.0), RunFinished("r", "stopped", 30, 0, 1, 2, 3, 61.0, 0.0)])
+@pytest.mark.parametrize("end", [OwnUseThrough("", 3, 4, 0.0), RunFinished("r", "stopped", 30, 0, 1, 2, 3, 61.0, 0.0)])
 def test_the_first_and_the_last_step_on_ones_own_questions_have_a_line_however_fast(source: str, end: Event) -> None:
     console, stream, clock = plain()
     clock.advance(5)
@@ -360,7 +360,7 @@ def test_the_live_block_leaves_the_first_and_the_last_own_step_above_it() -> Non
     with LiveConsole(stream, Progress()) as live:
         for number in range(1, 9):
             live.emit(own(number) if number % 2 else step(number))
-        live.emit(OwnUseThrough(3, 4, 0.0))
+        live.emit(OwnUseThrough("", 3, 4, 0.0))
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
     assert [line.split()[1] for line in lines] == ["1", "7"]
 
@@ -376,6 +376,14 @@ def test_a_line_mixes_no_practice_with_ones_own() -> None:
     assert sum("mine:chat" in line for line in lines) == 3
 
 
+def test_the_last_line_of_one_source_is_not_kept_until_all_are_through() -> None:
+    console, stream, _ = plain()
+    for number in range(1, 7):
+        console.emit(own(number, "mine:a" if number % 2 else "mine:b"))
+    console.emit(OwnUseThrough("mine:b", 3, 4, 0.0))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1", "2", "6"]
+
+
 def test_that_ones_own_questions_are_through_is_said_with_what_to_do() -> None:
-    line = spoken(OwnUseThrough(15, 4, 0.0))
+    line = spoken(OwnUseThrough("", 15, 4, 0.0))
     assert "15 questions" in line and "4 times" in line and "use.passes" in line and "add" in line

@@ -370,18 +370,23 @@ async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it
 async def test_it_says_once_when_all_own_questions_were_learned_from_often_enough(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1, 2)
     world = world_in(tmp_path / "state", steps=3)
+
+    def said() -> list[int]:
+        return [event.questions for event in world.events(OwnUseThrough) if not event.source]
+
     async with world.agent() as agent:
         await agent.learn()
-        assert [(event.questions, event.passes) for event in world.events(OwnUseThrough)] == [(2, 2)]
+        assert [(event.source, event.questions, event.passes) for event in world.events(OwnUseThrough)] == [
+            ("mine:math", 2, 2),
+            ("", 2, 2),
+        ]
         assert not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
-        assert [event.questions for event in world.events(OwnUseThrough)] == [2, 3], "a new question begins anew"
+        assert said() == [2, 3], "a new question begins anew"
     async with world.agent() as agent:
         await agent.learn()
-        assert [event.questions for event in world.events(OwnUseThrough)] == [2, 3, 3], (
-            "and a restart says why there are no own steps"
-        )
+        assert said() == [2, 3, 3], "and a restart says why there are no own steps"
 
 
 async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judged(tmp_path: Path) -> None:
@@ -399,6 +404,6 @@ async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judg
         sources = {source.name: source for source in await agent.components.own_use.sources()}
         assert {name: len(source.train) for name, source in sources.items()} == {"watched:chat": 3}
         (notice,) = (event.text for event in world.events(Notice) if "b.jsonl" in event.text)
-        assert "1 of 2 answers" in notice and "Write a letter" in notice
+        assert "of 2 answers 1 is" in notice and "Write a letter" in notice
         await agent.learn(max_steps=10)
     assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat"}

@@ -86,6 +86,29 @@ def values_of(head):
     return found
 def closest(vectors): return min(vectors)
 """
+ANIMAL = """
+class Solution:
+    def twice(self, x): return 2 * x
+    def sort(self, xs): xs.sort()
+class Animal:
+    count = 0
+    def __init__(self, name):
+        self.name = name
+        Animal.count += 1
+    def speak(self): raise NotImplementedError
+    @staticmethod
+    def legs(): return 4
+    @property
+    def age(self): return self._age
+    @age.setter
+    def age(self, value):
+        if value < 0:
+            raise ValueError("must not be negative")
+        self._age = value
+class Dog(Animal):
+    def speak(self): return f"{self.name} says woof"
+    def letters(self): yield from self.name
+"""
 IN_PLACE = """
 def sort(xs): xs.sort()
 def sort_and_return(xs):
@@ -147,6 +170,13 @@ def area(r): return pi * r * r
         (VECTOR, "assert [c.value for c in Color] == [1, 2] and Color['RED'] is not None\n"),
         (VECTOR, "head = build([1, 2])\nassert head.value == 1 and head.next.value == 2 and head.next.next is None\n"),
         (VECTOR, "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n"),
+        (ANIMAL, "xs = [2, 1]\nSolution().sort(xs)\nassert xs == [1, 2] and Solution().twice(4) == twice(4) == 8\n"),
+        (ANIMAL, "d = Dog('Rex')\nassert isinstance(d, Animal) and issubclass(Dog, Animal) and d.speak() == 'Rex says woof'\n"),
+        (ANIMAL, "d = Dog('ab')\nassert (Animal.legs(), Animal.count, list(d.letters())) == (4, 1, ['a', 'b'])\n"),
+        (ANIMAL, "d = Dog('a')\nd.age = 3\nassert d.age == 3 and hasattr(d, 'speak') and not hasattr(d, 'fly')\n"),
+        (ANIMAL, "try:\n    Dog('a').age = -1\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)\n"),
+        (ANIMAL, "try:\n    Animal('x').speak()\n    assert False\nexcept NotImplementedError:\n    pass\n"),
+        (ANIMAL, "try:\n    Dog()\n    assert False\nexcept TypeError:\n    pass\n"),
         (IN_PLACE, "xs = [3, 1]\nsort(xs)\nassert xs == [1, 3]\n"),
         (IN_PLACE, "xs = [3, 1]\nassert sort(xs) is None and xs == [1, 3]\n"),
         (IN_PLACE, "xs = [3, 1]\nsort_and_return(xs)\nassert xs == [1, 3]\n"),

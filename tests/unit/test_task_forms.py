@@ -13,7 +13,7 @@ from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.evaluation.judging import Candidate, cloud_messages
-from edge.tasks.jsonl import JsonLinesSource, as_record, notes_of, read_items
+from edge.tasks.jsonl import JsonLinesSource, as_record, is_open, notes_of, read_items, shown_answer
 from edge.tasks.registry import open_source
 
 LONG = "Dear customer, we are very sorry to hear that your parcel has been lost on its way."
@@ -131,7 +131,7 @@ def test_long_answers_are_reported_when_the_file_is_read_and_never_held_out(tmp_
     path = lines(tmp_path / "own.jsonl", {"question": "2+3?", "answer": 5, "split": "train"}, *records)
     source = JsonLinesSource(path)
     (note,) = source.notes
-    assert "30 of 31 answers" in note and "Write letter 0." in note and "a few words" in note
+    assert "of 31 answers 30 are" in note and "Write letter 0." in note and "a few words" in note
     assert list(source.test(99)) == [] and len(source.train_items) == 31
     assert notes_of(read_items(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5}))) == ()
 
@@ -228,3 +228,9 @@ def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path
         return
     (note,) = notes
     assert "1 of 2 programs" in note and "'Write f.'" in note and reason in note
+
+
+def test_an_open_question_is_shown_and_written_with_its_text(tmp_path: Path) -> None:
+    (item,) = read_items(lines(tmp_path / "own.jsonl", {"prompt": "Write to them.", "completion": LONG}))
+    assert is_open(item) and shown_answer(item) == as_record(item)["answer"] == LONG
+    assert read_items(lines(tmp_path / "again.jsonl", as_record(item))) == [item]
