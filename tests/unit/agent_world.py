@@ -124,6 +124,7 @@ class World:
     price_levels: tuple[float, ...] = ()
     price: float | None = None
     cloud_samples: bool = False
+    calls_tools: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -197,7 +198,8 @@ class World:
         self.sink.emit(Notice(text, self.clock.now()))
 
     async def _open_backend(self) -> ScriptedBackend:
-        self.serving = self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        options: Any = {"seconds_per_token": self.seconds_per_token, "calls_tools": self.calls_tools}
+        self.serving = self.rollouts = ScriptedBackend(self.script, **options)
         return self.serving
 
     async def _open_rollouts(self, serving: object) -> ScriptedBackend:
