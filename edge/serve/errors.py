@@ -117,7 +117,7 @@ def problem_of(error: Exception) -> RequestProblem:
     headers: dict[str, str] = {}
     if isinstance(error, CoordinatorError):
         code = error.reason.lower()
-        if isinstance(error, BudgetExhausted) or code == "upstream_rejected":
+        if isinstance(error, BudgetExhausted) or code in ("upstream_rejected", "unpriced"):
             headers = {"x-should-retry": "false"}  # OpenAI's clients ask again by themselves unless a header forbids it
         elif error.retry_after_s is not None:
             headers = {"retry-after": str(math.ceil(error.retry_after_s))}
