@@ -193,7 +193,11 @@ class ResponseWriter:
             for item in self._output
             if item["type"] == "function_call"
         ]
-        return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
+        return [
+            {"role": "assistant", "content": text or None, "tool_calls": calls}
+            if calls
+            else {"role": "assistant", "content": text}
+        ]
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Before anything is there."""
