@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
 from edge.answering.draft import AnswerRecorder, Draft, Pieces, finish_of
-from edge.answering.local_text import HelpHoldBack, LocalText, update_dial
+from edge.answering.local_text import LocalText, may_become_request, update_dial
 from edge.budget.access import CloudAccess
 from edge.budget.dial import Setting
 from edge.core.concurrency import closing
@@ -61,10 +61,9 @@ class HeldAnswers:
             draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"
         else:
             draft.sampling = replace(draft.sampling, help_bias=setting.bias)
-        hold = HelpHoldBack()
         async with closing(self._thoughts(draft, form, setting)) as texts:
             async for text in texts:
-                yield AnswerDelta(hold.feed(text))
+                yield AnswerDelta(text)
         draft.asked = setting is not None and self._local.asks(draft)
         update_dial(dial, draft, setting)
         if draft.asked:
@@ -83,10 +82,11 @@ class HeldAnswers:
             draft.reason = "the model wished to ask; the budget dial kept it on this device"
         draft.local_text = prefix = _answer_opening(draft.local_text)
         held = self._rest(draft, replace(draft.sampling, help_bias=0.0, max_steps=None, grammar=form.grammar))
-        async with closing(self._local.pieces(draft, held, prefix, form_note=_note(form))) as texts:
-            async for text in texts:
-                draft.content += text
-                yield AnswerDelta(text, draft.source, verbatim=True)
+        with named(form.parameter):
+            async with closing(self._local.pieces(draft, held, prefix, form_note=_note(form))) as texts:
+                async for text in texts:
+                    draft.content += text
+                    yield AnswerDelta(text, draft.source, verbatim=True)
 
     async def with_tools(self, draft: Draft) -> Pieces:
         """An answer in which the local model may call tools, or must. Its calls are in the draft, not in the text."""
@@ -138,8 +138,8 @@ class HeldAnswers:
         raise UnfitAnswer(failure)
 
     async def _thoughts(self, draft: Draft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
-        """What the model thinks before its answer, in at most half of its tokens, and where it asks for help that too; nothing where it
-        does not begin with a thought."""
+        """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. Behind it
+        the model is followed as long as it may be asking for help."""
         free = replace(
             draft.sampling,
             stops=("<answer>",),
@@ -151,11 +151,16 @@ class HeldAnswers:
         sent = 0
         async with closing(self._local.pieces(draft, free, form_note=_note(form))) as texts:
             async for _ in texts:
-                begins = draft.local_text.lstrip()
-                if begins.startswith("<think>"):
-                    yield draft.local_text[sent:]
-                    sent = len(draft.local_text)
-                elif not "<think>".startswith(begins):
+                text, begins = draft.local_text, draft.local_text.lstrip()
+                if not begins.startswith("<think>"):
+                    if not "<think>".startswith(begins):
+                        return
+                    continue
+                thought, closed, behind = text.partition("</think>")
+                end = len(thought + closed)
+                yield text[sent:end]
+                sent = max(sent, end)
+                if closed and not may_become_request(behind):
                     return
 
     def _rest(self, draft: Draft, sampling: Sampling) -> Sampling:
@@ -166,9 +171,13 @@ class HeldAnswers:
 
 @contextmanager
 def named(parameter: str) -> Iterator[None]:
-    """A cloud LLM that cannot follow a parameter refuses it by the name that the client has for it."""
+    """An engine or a cloud LLM that cannot follow a parameter refuses it by the name that the client has for it."""
     try:
         yield
+    except Unsupported as error:
+        if error.parameter != "grammar":
+            raise
+        raise Unsupported(f"{parameter}: {error}", parameter=parameter, hint=error.hint) from error
     except InvalidRequest as error:
         why = str(error).partition("does not take this request: ")[2] or str(
             error

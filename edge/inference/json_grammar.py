@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NoReturn
 
 from edge.core.errors import Unsupported
@@ -110,8 +111,11 @@ def grammar_of(schemas: Mapping[str, Schema], root: str, rules: Mapping[str, str
     for name, each in schemas.items():
         try:
             found[name] = _Converter(each, found).value(each.schema, each.place)
+            TopologicalSorter({rule: found.keys() & set(body.split(" | ")) for rule, body in found.items()}).prepare()
         except RecursionError as error:
             raise Unsupported(f"{each.place}: nested too deeply", parameter=each.place) from error
+        except CycleError:
+            _refuse(f"{each.place}.$ref", "refers to itself")
     return _text({"root": root, **found, **(rules or {})} if root != "root" else found)
 
 

@@ -51,15 +51,17 @@ def add_chat_routes(
     models: Mapping[str, Mode | None],
     context_tokens: int | None,
     error_event: Callable[[Exception], Mapping[str, Any]],
+    count: Callable[[AnswerNote], None],
 ) -> None:
-    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream."""
+    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream; `count` is told
+    of every answer."""
     started = int(clock.now())
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_ANSWER)
     async def chat(request: Request, body: ChatRequest, x_edge_task: Annotated[str, Header()] = "") -> Response:
         """Answer a conversation, whole or streamed."""
         question = body.question(secrets.token_hex(8), models, x_edge_task)
-        readings = [read_answer(answers.answer(one), body.stops) for one in questions_of(question, body.choices)]
+        readings = [read_answer(answers.answer(one), body.stops, count) for one in questions_of(question, body.choices)]
         created = int(clock.now())
         if not body.stream:
             choices = await unless_gone(request, collect_all(readings))

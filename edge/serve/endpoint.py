@@ -30,7 +30,7 @@ from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.completion_routes import add_completion_routes
 from edge.serve.errors import RequestProblem, invalid_request, problem_of
-from edge.serve.metrics import CountedAnswers, Meters, add_metrics_route
+from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
 from edge.serve.response_routes import add_response_routes
 from edge.serve.schemas import ErrorBody
@@ -90,9 +90,8 @@ def build_app(
     app.token, app.router.route_class = bool(token), _Route
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
     meters = Meters()
-    answers = CountedAnswers(answers, meters)
-    add_chat_routes(app, answers, clock, models, context_tokens, _error_event)
-    add_response_routes(app, answers, clock, models, _logged)
+    add_chat_routes(app, answers, clock, models, context_tokens, _error_event, meters.answer)
+    add_response_routes(app, answers, clock, models, _logged, meters.answer)
     add_agent_routes(app, control)
     add_metrics_route(app, meters, control)
     if texts is not None:

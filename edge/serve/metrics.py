@@ -6,17 +6,18 @@ Labels are routes, states, sources and task labels; never a prompt, a key or an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from starlette.responses import Response
 
-from edge.serve.ports import AgentControl, AnswerPiece, AnswerService
-from edge.state.answer_record import AnswerRequest, Standing
+from edge.serve.ports import AgentControl, AnswerNote
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 METRICS = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "edge_agent_"
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 _MOST_TASKS = 64
 _DESCRIPTION: dict[int | str, dict[str, Any]] = {
@@ -32,66 +33,55 @@ _DESCRIPTION: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Meters:
-    """What is counted since the agent began."""
+class _Seconds:
+    """A histogram of seconds."""
+
+    __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        disable_created_metrics()  # a second series for each of ours
-        self.registry = registry = CollectorRegistry(auto_describe=False)
-        name = _PREFIX
-        self._requests = Counter(
-            f"{name}http_requests", "HTTP requests, by route and status.", ("method", "route", "status"), registry=registry
-        )
-        self._request_seconds = Histogram(
-            f"{name}http_request_seconds",
-            "Seconds from a request to its whole answer.",
-            ("route",),
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        self._answers = Counter(
-            f"{name}answers", "Answers to people, by who gave them and how they ended.", ("source", "finish"), registry=registry
-        )
-        self._answer_seconds = Histogram(
-            f"{name}answer_seconds", "Seconds that an answer took.", ("source",), registry=registry, buckets=_SECONDS
-        )
-        self._tokens = Counter(
-            f"{name}answer_tokens", "Tokens of answers, of who gave them.", ("source", "direction"), registry=registry
-        )
+        self.counts = [0] * (len(_BOUNDS_S) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self.total += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts by upper bound."""
+        return list(zip((*map(str, _BOUNDS_S), "+Inf"), accumulate(map(float, self.counts)), strict=True))
+
+
+class Meters:
+    """What is counted since the agent began: plain numbers, since every request counts; Prometheus's classes are made at a scrape."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, ...]] = Counter()
+        self._request_seconds: defaultdict[str, _Seconds] = defaultdict(_Seconds)
+        self._answers: Counter[tuple[str, ...]] = Counter()
+        self._answer_seconds: defaultdict[str, _Seconds] = defaultdict(_Seconds)
+        self._tokens: Counter[tuple[str, ...]] = Counter()
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `route` is its template, "" where there is none."""
         labelled = route or "other"
-        self._requests.labels(method if method in _METHODS else "other", labelled, str(status)).inc()
-        self._request_seconds.labels(labelled).observe(seconds)
+        self._requests[method if method in _METHODS else "other", labelled, str(status)] += 1
+        self._request_seconds[labelled].observe(seconds)
 
-    def answer(self, piece: AnswerPiece) -> None:
-        """Count an answer by its last piece."""
-        note = piece.note
-        if note is not None:
-            self._answers.labels(note.source, note.finish).inc()
-            self._answer_seconds.labels(note.source).observe(note.latency_s)
-            self._tokens.labels(note.source, "input").inc(note.prompt_tokens)
-            self._tokens.labels(note.source, "output").inc(note.completion_tokens)
+    def answer(self, note: AnswerNote) -> None:
+        """Count an answer."""
+        self._answers[note.source, note.finish] += 1
+        self._answer_seconds[note.source].observe(note.latency_s)
+        self._tokens[note.source, "input"] += note.prompt_tokens
+        self._tokens[note.source, "output"] += note.completion_tokens
 
-
-class CountedAnswers:
-    """An `AnswerService` whose answers are counted."""
-
-    def __init__(self, answers: AnswerService, meters: Meters) -> None:
-        self._answers, self._meters = answers, meters
-
-    async def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
-        """Stream one answer."""
-        pieces = self._answers.answer(question)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                self._meters.answer(piece)
-                yield piece
-
-    def standing(self, task: str | None) -> Standing:
-        """What is known before the next answer of this task."""
-        return self._answers.standing(task)
+    def collect(self) -> Iterator[Metric]:
+        """All families, as prometheus_client collects them."""
+        yield _counters("http_requests", "HTTP requests.", ("method", "route", "status"), self._requests)
+        yield _histograms("http_request_seconds", "Seconds from a request to its whole answer.", "route", self._request_seconds)
+        yield _counters("answers", "Answers to people, by who gave them and how they ended.", ("source", "finish"), self._answers)
+        yield _histograms("answer_seconds", "Seconds that an answer took.", "source", self._answer_seconds)
+        yield _counters("answer_tokens", "Tokens of answers, of who gave them.", ("source", "direction"), self._tokens)
 
 
 def add_metrics_route(app: FastAPI, meters: Meters, control: AgentControl) -> None:
@@ -102,8 +92,9 @@ def add_metrics_route(app: FastAPI, meters: Meters, control: AgentControl) -> No
         """What is counted, for Prometheus."""
         status, usage, budgets = await asyncio.gather(control.status(), control.usage(), control.budget())
         registry = CollectorRegistry(auto_describe=False)
+        registry.register(meters)  # type: ignore[arg-type]
         registry.register(_Reported(status, usage, budgets))  # type: ignore[arg-type]
-        return Response(generate_latest(meters.registry) + generate_latest(registry), headers={"content-type": CONTENT_TYPE})
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE})
 
 
 class _Reported:
@@ -159,6 +150,20 @@ def _task_families(tasks: Any) -> Iterator[Metric]:
             if row.get(field) is not None:
                 family.add_metric((row["task"],), row[field])
         yield family
+
+
+def _counters(name: str, what: str, labels: tuple[str, ...], counted: Mapping[tuple[str, ...], int]) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, what, labels=labels)
+    for values, count in counted.items():
+        family.add_metric(values, count)
+    return family
+
+
+def _histograms(name: str, what: str, label: str, measured: Mapping[str, _Seconds]) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, what, labels=(label,))
+    for value, seconds in measured.items():
+        family.add_metric((value,), buckets=seconds.buckets(), sum_value=seconds.total)
+    return family
 
 
 def _counter(name: str, what: str, value: float | None) -> Metric:

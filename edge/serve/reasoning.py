@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -112,8 +112,11 @@ class AnswerReader:
         return tuple(out)
 
 
-async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = ()) -> Reading:
-    """Text by channel, then the note. After a stop string the rest is not shown, but the answer runs to its record."""
+async def read_answer(
+    pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = (), count: Callable[[AnswerNote], None] = lambda note: None
+) -> Reading:
+    """Text by channel, then the note, which `count` is told first. After a stop string the rest is not shown, but the answer runs to its
+    record."""
     reader = AnswerReader(stops)
     async with aclosing(pieces):
         async for piece in pieces:
@@ -122,4 +125,5 @@ async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence
             if piece.note:
                 for part in reader.finish():
                     yield part
+                count(piece.note)
                 yield piece.note

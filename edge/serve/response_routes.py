@@ -90,8 +90,9 @@ def add_response_routes(
     clock: Clock,
     models: Mapping[str, Mode | None],
     problem_of: Callable[[Exception], RequestProblem],
+    count: Callable[[AnswerNote], None],
 ) -> None:
-    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it."""
+    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` is told of every answer."""
     stored = StoredResponses()
 
     @app.post("/v1/responses", response_model=ResponseObject, responses=_ANSWER)
@@ -108,7 +109,7 @@ def add_response_routes(
             if body.store is not False:
                 stored.keep(writer.body, writer.items, [*history, *body.messages(), *writer.messages])
 
-        reading = read_answer(answers.answer(question))
+        reading = read_answer(answers.answer(question), count=count)
         if not body.stream:
             await unless_gone(request, _read(reading, writer))
             assert writer.note is not None

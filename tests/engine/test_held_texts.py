@@ -136,6 +136,7 @@ async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
         ({"$ref": "#"}, "s.$ref"),
+        ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, "s.$ref"),
         ({"$ref": "other.json"}, "s.$ref"),
         ({"type": "object", "minProperties": 1}, "s.minProperties"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "s.minimum"),

@@ -69,6 +69,15 @@ async def test_a_model_that_does_not_think_first_writes_the_form_at_once(tmp_pat
     assert (record.text, record.local_text) == (LOCAL, LOCAL)
 
 
+async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Path) -> None:
+    def bare(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        return f"{THOUGHT}<answer>{LOCAL}" if sampling.grammar else f"{THOUGHT}It is five, as everybody knows. {LOCAL}"
+
+    record, pieces = await answered(world_of(tmp_path, bare))
+    assert "".join(piece.text for piece in pieces) == f"{THOUGHT.strip()}{LOCAL}"
+    assert (record.source, record.final) == ("local", LOCAL)
+
+
 async def test_an_answer_that_was_cut_off_says_so(tmp_path: Path) -> None:
     record, _ = await answered(world_of(tmp_path, Speaks(thought="", answer="{ 1 2 3 4 5"), mode="local-only"), max_tokens=3)
     assert record.finish == "length"
