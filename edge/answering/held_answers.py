@@ -81,7 +81,7 @@ class HeldAnswers:
         elif draft.overridden == "not to ask":
             draft.reason = "the model wished to ask; the budget dial kept it on this device"
         draft.local_text = prefix = _answer_opening(draft.local_text)
-        held = self._rest(draft, replace(draft.sampling, help_bias=0.0, max_steps=None, grammar=form.grammar))
+        held = self._rest(draft, replace(draft.sampling, help_bias=0.0, max_steps=None, stops=(), grammar=form.grammar))
         with named(form.parameter):
             async with closing(self._local.pieces(draft, held, prefix, form_note=_note(form))) as texts:
                 async for text in texts:
@@ -90,6 +90,12 @@ class HeldAnswers:
 
     async def with_tools(self, draft: Draft) -> Pieces:
         """An answer in which the local model may call tools, or must. Its calls are in the draft, not in the text."""
+        with named(" and ".join(draft.request.beyond.wants)):
+            async with closing(self._with_calls(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _with_calls(self, draft: Draft) -> Pieces:
         tools = draft.request.tools
         assert tools is not None
         conversation, calls = tools.conversation, ""
@@ -97,7 +103,7 @@ class HeldAnswers:
         sampling = replace(draft.sampling, suppress_help=True, max_steps=None)
         if tools.calls_or_form:
             async with closing(
-                self._local.pieces(draft, replace(sampling, grammar=tools.calls_or_form), tools=conversation)
+                self._local.pieces(draft, replace(sampling, stops=(), grammar=tools.calls_or_form), tools=conversation)
             ) as texts:
                 written = "".join([text async for text in texts])
             if not written.startswith(CALL_OPENING):
@@ -114,7 +120,7 @@ class HeldAnswers:
                 if draft.responses[-1].finish is not FinishReason.STOP:
                     return
             draft.local_text = prefix = draft.local_text + CALL_OPENING
-            held = self._rest(draft, replace(sampling, grammar=tools.calls, top_logprobs=None))
+            held = self._rest(draft, replace(sampling, stops=(), grammar=tools.calls, top_logprobs=None))
             async with closing(self._local.pieces(draft, held, prefix, tools=conversation)) as texts:
                 calls = "".join([text async for text in texts])
         if draft.responses[-1].finish is FinishReason.EOS:

@@ -61,7 +61,8 @@ def add_chat_routes(
     async def chat(request: Request, body: ChatRequest, x_edge_task: Annotated[str, Header()] = "") -> Response:
         """Answer a conversation, whole or streamed."""
         question = body.question(secrets.token_hex(8), models, x_edge_task)
-        readings = [read_answer(answers.answer(one), body.stops, count) for one in questions_of(question, body.choices)]
+        stops = () if body.has_form else body.stops
+        readings = [read_answer(answers.answer(one), stops, count) for one in questions_of(question, body.choices)]
         created = int(clock.now())
         if not body.stream:
             choices = await unless_gone(request, collect_all(readings))

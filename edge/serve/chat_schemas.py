@@ -243,7 +243,11 @@ class ChatRequest(SamplingFields):
     @property
     def ignored(self) -> tuple[str, ...]:
         """The parameters that were given and have no effect here."""
-        given = {"logit_bias": self.logit_bias not in (None, {}), "reasoning_effort": self.reasoning_effort is not None}
+        given = {
+            "logit_bias": self.logit_bias not in (None, {}),
+            "reasoning_effort": self.reasoning_effort is not None,
+            "stop": bool(self.stop) and self.has_form,
+        }
         return tuple(name for name, without_effect in given.items() if without_effect)
 
     def question(
@@ -280,14 +284,20 @@ class ChatRequest(SamplingFields):
         )
 
     @property
+    def has_form(self) -> bool:
+        """Whether the content is to be JSON, which no stop string may cut."""
+        return self.response_format is not None and self.response_format.type != "text"
+
+    @property
     def _may_call(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
     def _form(self, name_of: Callable[[str], str]) -> AnswerForm | None:
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        if self.response_format is None or not self.has_form:
             return None
-        return answer_form(wanted.schema_, name_of("response_format"), name_of("response_format.json_schema.schema"))
+        return answer_form(
+            self.response_format.schema_, name_of("response_format"), name_of("response_format.json_schema.schema")
+        )
 
     def _tool_use(self, form: AnswerForm | None, name_of: Callable[[str], str]) -> ToolUse | None:
         if not self._may_call or not self.tools:
@@ -315,7 +325,7 @@ class ChatRequest(SamplingFields):
             "tools": self.tools or None,
             "tool_choice": self.tool_choice if self.tools else None,
             "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
-            "response_format": self.response_format if self.response_format and self.response_format.type != "text" else None,
+            "response_format": self.response_format if self.has_form else None,
             "messages": self.messages if any(message.has_tools for message in self.messages) else None,
         }
         wanted = {name for name, value in fields.items() if value is not None}

@@ -215,6 +215,8 @@ def test_content_in_a_form_is_json_whatever_it_holds(client: openai.OpenAI) -> N
     assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     assert (whole.edge["final"], whole.edge["ignored_parameters"]) == (choice.message.content, [])
     assert choice.message.reasoning_content.strip() == "Step 1: add"
+    stopped = ask(client, messages=question, model="edge-local", response_format=FORM, stop=["sum"])
+    assert (stopped.choices[0].message.content, stopped.edge["ignored_parameters"]) == (choice.message.content, ["stop"])
     chunks = list(ask(client, messages=question, model="edge-local", response_format=FORM, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
 
