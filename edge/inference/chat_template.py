@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.errors import EdgeError, ModelFileError
-from edge.core.types import CALL_OPENING, Message, ToolConversation
+from edge.core.types import CALL_CLOSING, CALL_OPENING, Message, ToolConversation
 from edge.inference.backend import TokenizerInfo
 
 CHATML = (
@@ -57,10 +57,21 @@ class ChatTemplate:
         self.source = source or CHATML
         try:
             self._template = environment.from_string(self.source)
-            names = meta.find_undeclared_variables(environment.parse(self.source))
         except TemplateError as error:
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
-        self.calls_tools = "tools" in names and CALL_OPENING.strip() in self.source
+        self.calls_tools = self._writes_calls()
+
+    def _writes_calls(self) -> bool:
+        """Whether the template shows tools, and calls of them as CALL_OPENING says; other families have other forms in the same tags."""
+        function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
+        call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
+        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+        try:
+            text = self._render(ToolConversation((), turns, ({"type": "function", "function": function},)), self._masks([]))
+        except Exception:  # a template is a program
+            return False
+        written = f'{CALL_OPENING}{{"name": "probe", "arguments": {{"a": 1}}}}{CALL_CLOSING}'
+        return "a description" in text and written in text
 
     def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> list[int]:
         """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from edge.core.errors import Unsupported
 from edge.inference.regex_grammar import PLAIN, class_of, from_regex, literal, repeated, without
 
-MOST_SCHEMA_BYTES = 64 << 10
+MOST_SCHEMA_BYTES, MOST_LEVELS, MOST_RULES = 64 << 10, 100, 20_000
 _TYPES = ("object", "array", "string", "number", "boolean", "null")
 _OF_TYPE: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
@@ -100,6 +100,16 @@ class Schema:
     """A schema with the name that its sender has for it."""
 
     def __init__(self, schema: Any, place: str) -> None:
+        """Raises MalformedSchema for one that is nested too deeply to be read, Unsupported for one that is too large to be held."""
+        level = [schema]
+        for _ in range(MOST_LEVELS):
+            level = [
+                inner
+                for each in level
+                for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            ]
+        if level:
+            raise MalformedSchema(place, f"has more than {MOST_LEVELS} levels")
         if len(json.dumps(schema)) > MOST_SCHEMA_BYTES:
             raise Unsupported(f"{place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=place)
         self.schema, self.place = schema, place
@@ -140,6 +150,8 @@ class _Converter:
             raise MalformedSchema(place, "must be an object, true or false")
         key = json.dumps(schema)
         if key not in self._names:
+            if len(self._rules) > MOST_RULES:
+                _refuse(self._root.place, "has too many parts")
             self._names[key] = name = f"v{len(self._rules)}"
             self._rules[name] = ""
             body = self._body(schema, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edge.answering.held_answers import schema_validator
@@ -16,6 +17,8 @@ from edge.serve.errors import invalid_value
 if TYPE_CHECKING:
     from edge.serve.chat_schemas import ChatMessage
 
+MOST_CALLS = 16
+"""Calls of tools in one answer."""
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -23,11 +26,10 @@ def answer_form(schema: Any, parameter: str, place: str) -> AnswerForm:
     """The form of a schema (None: any object). `parameter` and `place` of the schema are the client's names. Raises RequestProblem."""
     if schema is None:
         return AnswerForm(parameter, "", object_grammar())
-    text = json.dumps(schema, ensure_ascii=False)
     try:
-        form = AnswerForm(parameter, text, schema_grammar(schema, place))
+        form = AnswerForm(parameter, grammar=schema_grammar(schema, place))
     except Unsupported as error:
-        form = AnswerForm(error.parameter, text, "", str(error))
+        form = AnswerForm(error.parameter, unheld=str(error))
     except MalformedSchema as error:
         raise invalid_value(error.place, str(error), "invalid_json_schema") from error
     try:
@@ -35,7 +37,7 @@ def answer_form(schema: Any, parameter: str, place: str) -> AnswerForm:
     except ValueError as error:
         message = " ".join(str(getattr(error, "message", error)).split())[:200]
         raise invalid_value(place, message, "invalid_json_schema") from error
-    return form
+    return replace(form, schema=json.dumps(schema, ensure_ascii=False))
 
 
 def tool_use(
@@ -68,7 +70,9 @@ def tool_use(
             schemas[f"t{number}"] = _parameters(function, place)
             opening = f'{{"name": {json.dumps(function["name"])}, "arguments": '
             calls.append(f'{literal(opening)} t{number} "}}"')
-    another = f" ( {literal(CALL_CLOSING + chr(10) + CALL_OPENING)} call )*" if parallel else ""
+    another = (
+        f" ( {literal(CALL_CLOSING + chr(10) + CALL_OPENING)} call ){{0,{MOST_CALLS - 1}}}" if parallel and not named else ""
+    )
     rules = {"call": " | ".join(calls), "calls": f"call{another} {literal(CALL_CLOSING)}"}
     required, either = bool(named) or choice == "required", ""
     if form is not None and not required:

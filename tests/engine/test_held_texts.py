@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from edge.core.errors import Unsupported
 from edge.core.types import CALL_CLOSING, CALL_OPENING, FinishReason, LocalResponse, Message, Sampling, ToolConversation, ToolUse
 from edge.core.worker import EngineWorker
+from edge.inference.chat_template import ChatTemplate
+from edge.inference.gguf_model import GgufModel
 from edge.inference.json_grammar import MalformedSchema, object_grammar, schema_grammar
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import find_model
@@ -198,6 +201,35 @@ def test_a_template_that_knows_tools_reads_them_and_their_calls(tiny: LlamaCppBa
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call><|im_end|>\n<|im_start|>tool\n5' in prompt
     ends = tiny.prompt_ids(use(parallel=True).conversation).count(tiny.text_tokens("<|im_end|>")[0])
     assert ends == len(TURNS) + 1, "control tokens in texts stay text"
+
+
+def test_only_templates_that_write_calls_as_they_are_read_call_tools(tiny: LlamaCppBackend) -> None:
+    model = GgufModel(Path(tiny.model.path), vocab_only=True)
+    other_forms = (
+        TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
+        TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),
+        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ 1 + 'a' }}"),
+        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ raise_exception('none') }}"),
+    )
+    assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls_tools
+    assert not any(ChatTemplate(source, model.vocabulary, {}).calls_tools for source in other_forms)
+    model.close()
+
+
+def deep(levels: int) -> Any:
+    schema: Any = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_a_schema_is_read_to_a_depth_and_a_size() -> None:
+    assert schema_grammar(deep(40), "s")
+    for levels in (200, 50_000):
+        with pytest.raises(MalformedSchema):
+            schema_grammar(deep(levels), "s")
+    with pytest.raises(Unsupported):
+        schema_grammar({"enum": ["x" * 100] * 1000}, "s")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])

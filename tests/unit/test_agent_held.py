@@ -136,6 +136,17 @@ async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_unless_the_c
     assert (record.source, record.final) == ("cloud", CLOUD)
 
 
+async def test_an_engine_that_follows_no_grammar_is_refused_by_the_name_that_the_caller_sent(tmp_path: Path) -> None:
+    def refuses(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        if sampling.grammar:
+            raise Unsupported("a model folder cannot be held to a form", parameter="grammar")
+        return THOUGHT
+
+    with pytest.raises(Unsupported, match=r"text\.format: a model folder") as caught:
+        await answered(world_of(tmp_path, refuses, mode="local-only"), form=AnswerForm("text.format", SCHEMA, "root ::= object"))
+    assert caught.value.parameter == "text.format"
+
+
 async def test_an_answer_in_a_form_is_not_learned_from(tmp_path: Path) -> None:
     world = world_of(tmp_path, Speaks(), mode="local-only")
     async with world.agent() as agent:
