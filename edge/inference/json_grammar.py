@@ -531,7 +531,7 @@ def _above_zero(low: int | None, high: int | None, low_out: bool, high_out: bool
         most = 10**_EXACT_DIGITS - 1
         high, high_out = most if whole or low >= _UNBOUNDED else _UNBOUNDED * 10**places, not whole
         larger = [] if whole or high == most else ["[1-9] [0-9]{9,14}"]
-    if low > high:
+    if low > high or (low == high and (low_out or high_out)):
         return larger
     if whole:
         return [_digits(span, 0) for span in _spans(low, high, 1)]

@@ -99,6 +99,34 @@ async def test_a_model_that_writes_anything_keeps_to_the_schema_and_to_unicode(t
         assert "\ufffd" not in response.text and fits(schema, response.text)
 
 
+async def test_numbers_stay_within_any_bounds(tiny: LlamaCppBackend) -> None:
+    random, written_numbers = Random(1), 0
+    for seed in range(60):
+        low = random.choice([0, 1, -1, 0.5, -0.5, 99, 0.001, -3.25, 123456.789, -1e9, 1e10])
+        bounds = {random.choice(["minimum", "exclusiveMinimum"]): low} if random.random() < 0.75 else {}
+        if random.random() < 0.75:
+            bounds[random.choice(["maximum", "exclusiveMaximum"])] = round(low + random.choice([0, 0.25, 1, 2, 9, 90, 1e7]), 3)
+        kind = random.choice(["number", "number", "integer"])
+        schema = {"type": "array", "items": {"type": kind, **bounds}, "minItems": 6, "maxItems": 6}
+        try:
+            grammar = schema_grammar(schema, "s")
+        except Unsupported as refused:
+            assert "no number" in str(refused)
+            continue
+        response = await written(tiny, grammar, seed, temperature=2.0, max_tokens=400)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), (bounds, response.text)
+        written_numbers += 6
+    assert written_numbers > 240
+
+
+@pytest.mark.parametrize("bound", ["exclusiveMaximum", "exclusiveMinimum"])
+async def test_a_bound_that_is_outside_is_never_written(tiny: LlamaCppBackend, bound: str) -> None:
+    schema = {"type": "array", "items": {"type": "number", bound: 0}, "minItems": 6, "maxItems": 6}
+    for seed in range(10):
+        response = await written(tiny, schema_grammar(schema, "s"), seed, temperature=3.0, max_tokens=400)
+        assert fits(schema, response.text), response.text
+
+
 async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaCppBackend) -> None:
     held = await written(nano, object_grammar(), temperature=0.0, top_logprobs=2, max_tokens=3)
     free = await written(nano, "", temperature=0.0, top_logprobs=2, max_tokens=1)
