@@ -12,8 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from edge.core.errors import CoordinatorUnavailable
+from edge.serve.endpoint import build_app
 from edge.serve.response_routes import StoredResponses
+from edge.serve.server import serving
+from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.served import in_a_thread
 from tests.service.test_openai_client import CALL, TOKEN, Served, client_of, says
 from tests.unit.agent_world import World
@@ -200,6 +204,26 @@ def test_a_failure_before_the_first_word_has_its_status(client: openai.OpenAI, s
         served.world.client.fail_next("stream_complete", CoordinatorUnavailable("gone"))
         with pytest.raises(openai.InternalServerError):
             respond(client, model="edge-cloud", stream=stream)
+
+
+async def test_a_failure_in_the_middle_is_an_event_and_nothing_is_stored() -> None:
+    answers = ScriptedAnswers(["four ", "and "])
+    answers.failure, answers.fail_after = CoordinatorUnavailable("gone"), 1
+    app = build_app(answers, ScriptedControl(answers), ManualClock())
+    async with (
+        serving(app, "127.0.0.1", 0) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        events: Any = [event async for event in await client.responses.create(model="edge", input=EASY, stream=True)]
+        assert [event.type for event in events if event.type == "response.output_text.delta"] == ["response.output_text.delta"]
+        failed = events[-1]
+        assert (failed.type, failed.response.status, failed.response.error.code) == (
+            "response.failed",
+            "failed",
+            "upstream_failed",
+        )
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(failed.response.id)
 
 
 def test_responses_want_the_token_too(tmp_path: Path) -> None:
