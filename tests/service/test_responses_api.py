@@ -220,7 +220,7 @@ async def test_a_failure_in_the_middle_is_an_event_and_nothing_is_stored() -> No
         assert (failed.type, failed.response.status, failed.response.error.code) == (
             "response.failed",
             "failed",
-            "upstream_failed",
+            "unreachable",
         )
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(failed.response.id)
