@@ -7,59 +7,21 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
-from edge.answering.draft import UNFOLLOWED, AnswerRecorder, AnswerSettings, Draft, Pieces
+from edge.answering.draft import AnswerRecorder, AnswerSettings, Draft, Pieces
+from edge.answering.held_answers import ASK_ELSEWHERE, HeldAnswers, named
+from edge.answering.local_text import HelpHoldBack, LocalText, update_dial
 from edge.budget.access import CloudAccess
-from edge.budget.dial import HelpDial, Setting
 from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
-from edge.core.types import FinishReason, Sampling, ScoredToken, TextDelta
+from edge.core.types import Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
-from edge.dagrpo.format import check_format, help_trigger_span
-from edge.dagrpo.prompts import HELP_PHRASE, local_messages
+from edge.dagrpo.format import help_trigger_span
 from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo
 from edge.rpc.client import question_chars
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 
-
-class HelpHoldBack:
-    """Lets text pass, except what follows `</think>` while it may still become a help request."""
-
-    def __init__(self) -> None:
-        self._text = ""
-        self.sent = 0
-        """Characters let pass so far."""
-
-    def feed(self, piece: str) -> str:
-        """Take the next piece; returns what may be shown now."""
-        self._text += piece
-        closing = self._text.find("</think>")
-        end = closing + len("</think>")
-        held = closing >= 0 and may_become_request(self._text[end:])
-        return self._release(end if held else len(self._text))
-
-    def rest(self) -> str:
-        """All that is held; for a response that turned out not to ask."""
-        return self._release(len(self._text))
-
-    def _release(self, end: int) -> str:
-        start, self.sent = self.sent, max(self.sent, end)
-        return self._text[start : self.sent]
-
-
-def may_become_request(tail: str) -> bool:
-    """Text after `</think>` that is a beginning of a help request, or one already."""
-    bare = tail.strip()
-    if "<answer>".startswith(bare):
-        return True
-    words = bare.removeprefix("<answer>").strip().lower()
-    phrase = HELP_PHRASE.rstrip(".").lower()
-    return phrase.startswith(words) or words.startswith(phrase)
-
-
-UNLIMITED_STEPS = 64
-"""Step limit when none is configured; free conversation has none of its own."""
 _MOST_RESTRICTIVE_FIRST: tuple[Mode, ...] = ("local-only", "prefer-local", "auto", "cloud-only")
 
 
@@ -85,6 +47,8 @@ class Answerer:
         self._new_id = new_id
         self._asker = asker
         self._recorder = recorder
+        self._local = LocalText(backend, clock, settings)
+        self._held = HeldAnswers(backend, self._local, access, asker, recorder)
 
     @property
     def answers(self) -> int:
@@ -149,8 +113,12 @@ class Answerer:
         )
 
     def _answered(self, draft: Draft) -> Pieces:
-        if draft.request.beyond.wants:
-            return self._beyond_the_slm(draft)
+        request = draft.request
+        if request.beyond.wants:
+            local = draft.mode != "cloud-only" and request.tools is not None and self._backend.tokenizer.calls_tools
+            return self._held.with_tools(draft) if local else self._beyond_the_slm(draft)
+        if request.form is not None:
+            return self._held.in_form(draft, request.form)
         if draft.mode == "cloud-only":
             return self._from_the_cloud(draft)
         if draft.mode == "auto" and not self._access.switch.reason:
@@ -170,11 +138,11 @@ class Answerer:
         hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
         setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
         draft.sampling = replace(draft.sampling, help_bias=setting.bias)
-        async with closing(self._local_pieces(draft, draft.sampling)) as texts:
+        async with closing(self._local.pieces(draft, draft.sampling)) as texts:
             async for text in texts:
                 yield AnswerDelta(hold.feed(text))
-        draft.asked = self._asks(draft)
-        _update_dial(dial, draft, setting)
+        draft.asked = self._local.asks(draft)
+        update_dial(dial, draft, setting)
         if not draft.asked:
             if draft.overridden == "not to ask":
                 draft.reason = "the model wished to ask; the budget dial kept it on this device"
@@ -201,48 +169,38 @@ class Answerer:
         draft.source, draft.reason, draft.cloud_text = "local-fallback", f"the model asked for help, but {failure}", ""
         prefix = local_part(draft.local_text)
         draft.local_text = prefix
-        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True), prefix)) as texts:
+        async with closing(self._local.pieces(draft, replace(draft.sampling, suppress_help=True), prefix)) as texts:
             async for text in texts:
                 yield AnswerDelta(text, "local-fallback")
 
     async def _beyond_the_slm(self, draft: Draft) -> Pieces:
-        """Tools and the like, which only the cloud follows: it is asked immediately where that is allowed. What must be followed has no
-        local answer. Raises Unsupported where the cloud is not asked here, and CoordinatorError where it fails."""
-        beyond = draft.request.beyond
-        wanted, demanded = " and ".join(beyond.wants), bool(beyond.required) or draft.mode == "cloud-only"
+        """Tools that only the cloud can call. Raises Unsupported where it is not asked here, CoordinatorError where it fails."""
+        name = " and ".join(draft.request.beyond.wants)
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
-        if why and demanded:
-            name = beyond.required or beyond.wants[0]
+        if why:
             raise Unsupported(
-                f"{name}: only the cloud can do this, and it is not asked here ({why})",
+                f"{name}: the model on this device cannot call these, and the cloud is not asked here ({why})",
                 parameter=name,
-                hint="leave it out, or ask where the cloud may be asked (model edge or edge-cloud)",
+                hint=ASK_ELSEWHERE,
             )
-        if not why:
-            try:
-                async with closing(self._asker.pieces(draft)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                draft.reason = f"{wanted}: only the cloud follows this"
+        draft.reason = f"{name}: only the cloud follows this"
+        with named(name):
+            if draft.request.form is not None:
+                yield AnswerDelta(await self._held.from_the_cloud(draft, draft.request.form), "cloud", verbatim=True)
                 return
-            except CoordinatorError as error:
-                if demanded:
-                    raise
-                why, draft.source, draft.cloud_text = why_not(error), "local-fallback", ""
-        draft.reason = f"{why}; {wanted} {UNFOLLOWED}"
-        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
-            async for text in texts:
-                yield AnswerDelta(text, draft.source)
+            async with closing(self._asker.pieces(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def _without_asking(self, draft: Draft) -> Pieces:
         """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
         off = self._access.switch.reason
         draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"
-        async with closing(self._local_pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
+        async with closing(self._local.pieces(draft, replace(draft.sampling, suppress_help=True))) as texts:
             async for text in texts:
                 yield AnswerDelta(text)
-        _update_dial(self._access.dials.of(draft.task), draft, None)
-        if draft.mode != "prefer-local" or off or self._usable(draft):
+        update_dial(self._access.dials.of(draft.task), draft, None)
+        if draft.mode != "prefer-local" or off or self._local.usable(draft):
             return
         draft.asked = True
         try:
@@ -253,44 +211,6 @@ class Answerer:
             draft.reason = "mode prefer-local: the local answer was unusable"
         except CoordinatorError as error:
             draft.source, draft.reason = "local-fallback", f"the local answer is unusable, but {why_not(error)}"
-
-    async def _local_pieces(self, draft: Draft, sampling: Sampling, prefix: str = "") -> AsyncGenerator[str, None]:
-        messages, began = local_messages(draft.request.messages, self._settings.prompt_form), self._clock.monotonic()
-        draft.tokens.begin(len(draft.text))
-        async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed or 0), prefix)) as deltas:
-            async for delta in deltas:
-                draft.tokens.add(delta.tokens)
-                if delta.response is not None:
-                    draft.local_s += self._clock.monotonic() - began
-                    draft.responses.append(delta.response)
-                    draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
-                if delta.text:
-                    draft.local_text += delta.text
-                    yield delta.text
-
-    def _asks(self, draft: Draft) -> bool:
-        last = draft.responses[-1] if draft.responses else None
-        if last is None or last.finish is not FinishReason.EOS:
-            return False
-        if draft.overridden == "to ask":
-            return True
-        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
-
-    def _usable(self, draft: Draft) -> bool:
-        if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
-            return True
-        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
-
-
-def _update_dial(dial: HelpDial, draft: Draft, setting: Setting | None) -> None:
-    """The dial learns from a local answer; without a setting asking was impossible."""
-    response = draft.responses[-1] if draft.responses else None
-    if response is None:
-        return
-    if setting is None:
-        dial.seen(response.help_log_odds, response.adapter_version)
-    else:
-        dial.answered(setting, draft.asked, response.help_log_odds, response.adapter_version)
 
 
 def agreed_mode(asked: Mode | None, own: Mode) -> Mode:

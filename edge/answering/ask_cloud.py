@@ -63,7 +63,7 @@ class CloudQuestions:
         call, deadline_s = self._call(draft), self._settings.cloud_deadline_s
         if not self._client.online:
             deadline_s = min(OFFLINE_DEADLINE_S, deadline_s)
-        with self._settling(draft):
+        with self._in_the_askers_words(), self._settling(draft):
             async with closing(self._client.stream_complete(call, deadline_s)) as deltas:
                 async for delta in deltas:
                     if delta.completion is not None:
@@ -88,6 +88,15 @@ class CloudQuestions:
             temperature=draft.request.temperature or 0.0,  # above 0 nobody wants a stored answer again
             openai_json=draft.request.beyond.openai_json,
         )
+
+    @contextmanager
+    def _in_the_askers_words(self) -> Iterator[None]:
+        """Who asks this agent does not know its coordinator's name for the model."""
+        try:
+            yield
+        except CoordinatorError as error:
+            error.args = (str(error).replace(f"model {self._settings.model_alias!r}", "the cloud LLM"),)
+            raise
 
     @contextmanager
     def _settling(self, draft: Draft) -> Iterator[None]:

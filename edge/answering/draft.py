@@ -103,6 +103,10 @@ class Draft:
     first_token_s: float | None = None
     might_ask: bool = False
     question_chars: int = 0
+    content: str = ""
+    """The answer alone, where the request gave its form."""
+    calls_json: str = ""
+    """What the local model's answer has beyond text, as CloudCompletion carries it."""
 
     @property
     def overridden(self) -> DialOverride:
@@ -110,7 +114,6 @@ class Draft:
         return self.responses[-1].overridden if self.responses else ""
 
 
-UNFOLLOWED = "could not be followed"
 _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
@@ -175,14 +178,14 @@ class AnswerRecorder:
         first = draft.responses[0] if draft.responses else None
         last = draft.responses[-1] if draft.responses else None
         usage = draft.completion.usage if draft.completion else None
-        openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else ""
+        openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else draft.calls_json
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
         cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
         return AnswerRecord(
             id=draft.id,
             source=draft.source,
             text=draft.text,
-            final=cut_answer(shown) if cut else shown_answer(shown),
+            final=draft.content or (cut_answer(shown) if cut else shown_answer(shown)),
             help_log_odds=first.help_log_odds if first else None,
             dual=quota.dual,
             calls_left=quota.calls_left,
@@ -220,6 +223,7 @@ class AnswerRecorder:
             might_ask=draft.might_ask,
             cloud_output_tokens=usage.output_tokens if usage else 0,
             question_chars=draft.question_chars,
+            held=draft.request.form is not None or bool(draft.request.beyond.wants),
         )
 
 

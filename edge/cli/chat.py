@@ -216,7 +216,7 @@ class Conversation:
 
     async def _is_answer(self, word: str) -> bool:
         """Whether a word is the id of an answer, not the first one of a correction."""
-        bare = word.removeprefix("chatcmpl-")
+        bare = word.removeprefix("chatcmpl-").removeprefix("resp_")
         if len(bare) < 8 or not (bare.isascii() and bare.isalnum()):
             return False
         try:

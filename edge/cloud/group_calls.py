@@ -44,7 +44,9 @@ def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool)
     setting = _SETTINGS.get(error.metadata.get("unit", "").partition(",")[0], "the budget's limit")
     more = f"raise {setting}" if own_coordinator else "ask who runs the coordinator for more"
     metadata = {**error.metadata, "told": what}
-    return BudgetExhausted(f"the budget is used up ({what})", hint=f"{more}, or ask without --cloud", metadata=metadata)
+    return BudgetExhausted(
+        f"the budget is used up ({what})", hint=f"{more}, or ask without demanding the cloud", metadata=metadata
+    )
 
 
 _POLL_S = 0.2

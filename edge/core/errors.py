@@ -65,6 +65,10 @@ class CloudOff(Unsupported):
         super().__init__(f"mode cloud-only is not possible: {why}", parameter="model", hint="ask without demanding the cloud")
 
 
+class UnfitAnswer(EdgeError):
+    """The cloud LLM's answer has not the form that was demanded of it."""
+
+
 class ContextOverflow(EdgeError):
     """A prompt that leaves no room in the model's context for a response."""
 

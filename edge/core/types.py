@@ -100,7 +100,8 @@ class Sampling:
     token that the response has, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
     the text with it: anywhere, or with `stops_in_answer` only in the answer behind the reasoning and never in a request for help.
     `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are reported beside each token
-    (`LocalResponse.tokens`); None reports nothing and costs nothing.
+    (`LocalResponse.tokens`); None reports nothing and costs nothing. `grammar` (GBNF of llama.cpp) is what a streamed response is held to
+    ("": nothing): no decision is taken in it then, and log-probabilities are those of the model itself, without the grammar.
     """
 
     temperature: float = 1.0
@@ -116,6 +117,7 @@ class Sampling:
     stops_in_answer: bool = False
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,16 +283,56 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class BeyondText:
-    """What of a request plain messages cannot hold, for the cloud LLM alone.
+    """What of a request plain messages cannot hold, as it goes to the cloud LLM.
 
-    `openai_json`: as CloudCall carries it ("": nothing). `wants`: the parameters that the SLM cannot follow, such as tools; where there are
-    any, the cloud is asked at once. `required`: the one of them that must be followed, so that no local answer will do ("": none must).
+    `openai_json`: as CloudCall carries it ("": nothing). `wants`: the parameters whose effect must be in the answer, as the client calls
+    them; an answer without it is none.
     """
 
     openai_json: str = ""
     wants: tuple[str, ...] = ()
-    required: str = ""
 
 
 ONLY_TEXT = BeyondText()
 """A request of plain messages alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The form of an answer's content: JSON that fits `schema` (its text; "" is any object).
+
+    `grammar` (GBNF) holds a local model to it. It is "" where none can, for the reason `unheld` at the place `parameter`, as the client
+    calls it.
+    """
+
+    parameter: str
+    schema: str = ""
+    grammar: str = ""
+    unheld: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolConversation:
+    """A conversation with tools as a chat template reads it; `messages` has it in words."""
+
+    messages: tuple[Message, ...]
+    turns: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools that a local model calls, where its chat template knows any.
+
+    `calls` (GBNF) is what stands behind the first CALL_OPENING; `required`: nothing but calls will do. With `calls_or_form` (GBNF) an
+    answer without calls has a form too; it begins with CALL_OPENING where there are calls.
+    """
+
+    conversation: ToolConversation
+    calls: str
+    required: bool = False
+    calls_or_form: str = ""
+
+
+CALL_OPENING, CALL_CLOSING = "<tool_call>\n", "\n</tool_call>"
+"""Around each call of a tool, as Qwen's and Hermes's templates have it."""

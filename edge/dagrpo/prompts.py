@@ -53,14 +53,16 @@ def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None
     return local_messages(asked, prompt_form, SYSTEM_PROMPT + PRICE_RULE if line else SYSTEM_PROMPT)
 
 
-def local_messages(messages: Sequence[Message], prompt_form: str, system: str = SYSTEM_PROMPT) -> tuple[Message, ...]:
+def local_messages(
+    messages: Sequence[Message], prompt_form: str, system: str = SYSTEM_PROMPT, form_note: str = ""
+) -> tuple[Message, ...]:
     """What the SLM reads of a conversation: the last question alone for "compact" models, else all of it under the system prompt, which
-    comes before the conversation's own."""
+    comes before the conversation's own and a `form_note`; compact models know no other words than those of questions."""
     if prompt_form == "compact":
         return (messages[-1],)
-    own = "\n\n".join(message.content for message in messages if message.role == "system")
-    system = f"{system}\n\n{own}" if own else system
-    return (Message("system", system), *(message for message in messages if message.role != "system"))
+    own = [message.content for message in messages if message.role == "system"]
+    whole = "\n\n".join(filter(None, [system, *own, form_note]))
+    return (Message("system", whole), *(message for message in messages if message.role != "system"))
 
 
 def price_line(price: float, prompt_form: str) -> str:

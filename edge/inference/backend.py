@@ -10,6 +10,7 @@ Contract (tests/contracts/test_inference_backend.py):
 - A raw prompt is continued as it stands: a text (control tokens in it are control tokens) or token ids, without the chat template.
 - With stop strings the text ends before the first of them, and generation with it. With `top_logprobs`, the reported tokens are those of
   the text and the tokens of a stream join to those of its response.
+- With a grammar a stream's text is one of its texts, unless the response ended for its length; the engine may refuse with Unsupported.
 - `read` reports how likely each token of a text is behind those before it, as the engine reads a prompt.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
@@ -20,7 +21,16 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
+from edge.core.types import (
+    AdapterRef,
+    LocalResponse,
+    Message,
+    PromptGroup,
+    Sampling,
+    ScoredToken,
+    TextDelta,
+    ToolConversation,
+)
 from edge.core.worker import Priority
 
 RawPrompt = str | Sequence[int]
@@ -49,6 +59,7 @@ class TokenizerInfo:
     """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
 
     `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
+    `calls_tools`: the template reads tools and writes calls of them as CALL_OPENING says.
     """
 
     chat_template: str
@@ -57,6 +68,7 @@ class TokenizerInfo:
     adds_bos: bool
     vocab_size: int
     context_tokens: int
+    calls_tools: bool = False
 
 
 class RawText(Protocol):
@@ -107,8 +119,13 @@ class InferenceBackend(RawText, Protocol):
         """Sample len(seeds) responses to one prompt. Concurrent calls share the batch (continuous batching)."""
         ...
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> AsyncIterator[TextDelta]:
-        """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued."""
+    def stream(
+        self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
+    ) -> AsyncIterator[TextDelta]:
+        """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued.
+
+        A conversation with tools is for templates that know them (`TokenizerInfo.calls_tools`).
+        """
         ...
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:

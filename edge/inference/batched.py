@@ -15,7 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
-from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta
+from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
@@ -69,7 +69,7 @@ class BatchedBackend:
         """Version of the adapter in use; 0 is the bare model."""
         return self._batcher.adapter_version
 
-    def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
         """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""
         self._require_open()
         return self._fitting(self._template.prompt_ids(messages, prefix))
@@ -89,11 +89,12 @@ class BatchedBackend:
         return await self._run(Request(ids, sampling, seeds, priority))
 
     async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
+        self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; see `InferenceBackend`."""
         _check_sampling(sampling)
-        size = sum(len(message.content) for message in messages)
+        turns = messages.messages if isinstance(messages, ToolConversation) else messages
+        size = sum(len(message.content) for message in turns)
         ids = await self._aside(size, lambda: self.prompt_ids(messages, prefix))
         async with aclosing(self._streamed(ids, Priority.SERVING, sampling, seed, prefix)) as deltas:
             async for delta in deltas:
@@ -184,7 +185,8 @@ class BatchedBackend:
         def on_text(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             report(TextDelta(text, tokens=tokens))
 
-        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text)
+        grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
+        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar)
         request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)

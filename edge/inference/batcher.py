@@ -75,6 +75,22 @@ class Engine(Protocol):
         ...
 
 
+class TokenFilter(Protocol):
+    """Says token by token what one response may be (grammar.Grammar)."""
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        ...
+
+    def restrict(self, logits_V: Floats) -> None:
+        """Make impossible, in place, nearly all that is not allowed next, and nothing that is."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The next token is this one, which is allowed."""
+        ...
+
+
 class TokenTable(Protocol):
     """What the batcher needs of a vocabulary (gguf_model.Vocabulary). `pieces` are silent for control tokens, `control_ids` names them."""
 
@@ -83,13 +99,17 @@ class TokenTable(Protocol):
     ends: list[bool]
     control_ids: dict[str, int]
 
+    def grammar(self, text: str) -> TokenFilter:
+        """What holds one response to a grammar (GBNF). Raises Unsupported."""
+        ...
+
 
 class Request:
     """One prompt with its seeds. `future` resolves to the PromptGroup; cancel it to withdraw the request.
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
-    one go, and the one response reports how likely its tokens were.
+    one go, and the one response reports how likely its tokens were. `filter` holds a single response to its grammar.
     """
 
     def __init__(
@@ -103,10 +123,11 @@ class Request:
         on_text: Listener | None = None,
         forced_ids: Sequence[int] = (),
         reads: bool = False,
+        filter: TokenFilter | None = None,
     ) -> None:
         self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
         self.sampling, self.priority, self.prefix = sampling, priority, prefix
-        self.on_text, self.reads = on_text, reads
+        self.on_text, self.reads, self.filter = on_text, reads, filter
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -136,6 +157,7 @@ class _Sequence:
     def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
         self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
+        self.filter, self.stuck = request.filter, False
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
@@ -167,6 +189,8 @@ class _Sequence:
 
     def finish_reason(self, ends: bool) -> FinishReason | None:
         """Why the response is over after its last token, or None."""
+        if self.stuck:
+            return FinishReason.LENGTH
         if ends and not self.is_forced and not self.request.sampling.ignore_eos:
             return FinishReason.EOS
         if self.follower.steps_over and not self.is_forced:
@@ -364,10 +388,10 @@ class Batcher:
 
     def _sample(self, sequences: Sequence[_Sequence], logits_RV: Floats) -> list[bool]:
         """Take the next token of each sequence; true where that ended it."""
-        narrow = False
+        narrow, given = False, None
         uniforms = np.array([sequence.uniform() for sequence in sequences])
-        for sequence, logits_V, uniform in zip(sequences, logits_RV, uniforms, strict=True):
-            if sequence.follower.pending is not None:
+        for row, (sequence, logits_V, uniform) in enumerate(zip(sequences, logits_RV, uniforms, strict=True)):
+            if sequence.follower.pending is not None and sequence.filter is None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
                 sampling = sequence.request.sampling
@@ -377,13 +401,33 @@ class Batcher:
                     logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
                 sequence.logits_V = logits_V
                 narrow = narrow or sampling.top_p < 1.0
+            if sequence.is_forced or sequence.filter is not None:
+                given = np.full(len(sequences), -1, dtype=np.intp) if given is None else given
+                given[row] = sequence.forced if sequence.is_forced else self._permitted(sequence, logits_V, uniform)
         temperatures = np.array([sequence.temperature for sequence in sequences])
-        forced = None
-        if any(sequence.is_forced for sequence in sequences):
-            forced = np.array([sequence.forced for sequence in sequences], dtype=np.intp)
         shares = np.array([sequence.request.sampling.top_p for sequence in sequences]) if narrow else None
-        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, forced, shares)
+        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, given, shares)
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
+
+    def _permitted(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
+        """The token that the grammar lets through: the one that these logits give, else one drawn from what it leaves of them.
+
+        That is the distribution of what it leaves, and looking at one token is much faster than at all. Where nothing is left, as with a
+        character that the vocabulary cannot spell, the response ends unfinished.
+        """
+        assert sequence.filter is not None
+        token = self._choice(sequence, logits_V, uniform)
+        if sequence.filter.allows(token):
+            return token
+        left_V = logits_V.copy()
+        sequence.filter.restrict(left_V)
+        while np.isfinite(left_V.max()):
+            token = self._choice(sequence, left_V, sequence.uniform())
+            if sequence.filter.allows(token):
+                return token
+            left_V[token] = -np.inf
+        sequence.stuck = True
+        return self._tokens.ends.index(True)
 
     def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.
@@ -415,7 +459,9 @@ class Batcher:
 
     def _choice(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
         """The token that these logits would give."""
-        ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]))
+        top_p = sequence.request.sampling.top_p
+        shares = np.array([top_p]) if top_p < 1.0 else None
+        ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]), None, shares)
         return int(ids[0])
 
     def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:
@@ -435,6 +481,8 @@ class Batcher:
             piece = sequence.follower.request_text.encode()
         if sequence.follower.pending == "" and not self._help.is_space[token]:
             sequence.decided = True
+        if sequence.filter is not None and not sequence.stuck:
+            sequence.filter.accept(token)
         sequence.token_ids.append(token)
         sequence.logprobs.append(logprob)
         sequence.pieces.append(piece)

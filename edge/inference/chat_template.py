@@ -7,6 +7,7 @@ it is.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
@@ -15,7 +16,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.errors import EdgeError, ModelFileError
-from edge.core.types import Message
+from edge.core.types import CALL_CLOSING, CALL_OPENING, Message, ToolConversation
 from edge.inference.backend import TokenizerInfo
 
 CHATML = (
@@ -50,6 +51,7 @@ class ChatTemplate:
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.globals["raise_exception"] = _raise
+        environment.filters["tojson"] = _to_json
         if not source and not {"<|im_start|>", "<|im_end|>"}.issubset(tokeniser.control_ids):
             raise ModelFileError("the model file holds no chat template", hint="use an instruct model whose GGUF carries one")
         self.source = source or CHATML
@@ -57,10 +59,27 @@ class ChatTemplate:
             self._template = environment.from_string(self.source)
         except TemplateError as error:
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
+        self.calls_tools = self._writes_calls()
 
-    def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> list[int]:
+    def _writes_calls(self) -> bool:
+        """Whether the template shows tools, and calls of them as CALL_OPENING says; other families have other forms in the same tags."""
+        function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
+        call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
+        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+        try:
+            text = self._render(ToolConversation((), turns, ({"type": "function", "function": function},)), self._masks([]))
+        except Exception:  # a template is a program
+            return False
+        written = f'{CALL_OPENING}{{"name": "probe", "arguments": {{"a": 1}}}}{CALL_CLOSING}'
+        return "a description" in text and written in text
+
+    def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> list[int]:
         """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""
-        masks = self._masks([message.content for message in messages] + [prefix])
+        if isinstance(messages, ToolConversation):
+            texts = [json.dumps([messages.turns, messages.tools], ensure_ascii=False)]
+        else:
+            texts = [message.content for message in messages]
+        masks = self._masks([*texts, prefix])
         text = self._render(messages, masks) + self._masked(prefix, masks)
         return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
 
@@ -93,7 +112,7 @@ class ChatTemplate:
         """What a client that prepares prompts itself has to know."""
         specials = self._special_texts
         bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
-        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens)
+        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens, self.calls_tools)
 
     def _masks(self, texts: Sequence[str]) -> dict[str, str]:
         """A private-use character for each first letter of a control token, none of which occurs in the texts."""
@@ -108,12 +127,23 @@ class ChatTemplate:
             lambda found: found.group() if found.group() in shown else masks[found.group()[0]] + found.group()[1:], text
         )
 
-    def _render(self, messages: Sequence[Message], masks: Mapping[str, str], *, open_turn: bool = True) -> str:
-        turns = [{"role": message.role, "content": self._masked(message.content, masks)} for message in messages]
+    def _render(self, messages: Sequence[Message] | ToolConversation, masks: Mapping[str, str], *, open_turn: bool = True) -> str:
+        if isinstance(messages, ToolConversation):
+            given = self._masked_in({"messages": messages.turns, "tools": messages.tools}, masks)
+        else:
+            given = {"messages": [{"role": each.role, "content": self._masked(each.content, masks)} for each in messages]}
         try:
-            return self._template.render(messages=turns, add_generation_prompt=open_turn, **self._special_texts)
+            return self._template.render(**given, add_generation_prompt=open_turn, **self._special_texts)
         except TemplateError as error:
             raise EdgeError(f"the model's chat template rejected the conversation: {_one_line(error)}") from error
+
+    def _masked_in(self, value: Any, masks: Mapping[str, str]) -> Any:
+        """A JSON value with all its texts masked."""
+        if isinstance(value, str):
+            return self._masked(value, masks)
+        if isinstance(value, Mapping):
+            return {self._masked(str(name), masks): self._masked_in(each, masks) for name, each in value.items()}
+        return [self._masked_in(each, masks) for each in value] if isinstance(value, list | tuple) else value
 
     def _tokenise(self, text: str, unmasks: Mapping[str, str]) -> list[int]:
         unmask = str.maketrans(dict(unmasks))
@@ -129,6 +159,11 @@ class ChatTemplate:
 
 def _raise(message: Any = "") -> NoReturn:
     raise TemplateError(str(message))
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    """As templates are written for: Jinja's own would escape quotes and angle brackets for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _one_line(error: Exception) -> str:

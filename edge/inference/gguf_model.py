@@ -18,13 +18,14 @@ import llama_cpp
 
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, check_shape, read_header
+from edge.inference.grammar import Grammar
 
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4
 _CONTINUED_LEVEL = 5
 _WHOLE_AT_ONCE = 256
 """Tokens that the vocabulary takes whole, in the longest part of a text that llama.cpp is given."""
-RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>")
+RENDERED_CONTROL = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>")
 
 
 class EngineLog:
@@ -166,6 +167,10 @@ class Vocabulary:
                 raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
             ids += found[:count]
         return ids
+
+    def grammar(self, text: str) -> Grammar:
+        """What holds one response to a grammar (GBNF). Raises Unsupported."""
+        return Grammar(self, text)
 
     def _parts(self, text: str) -> Iterator[str]:
         start = 0

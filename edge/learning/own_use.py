@@ -88,7 +88,7 @@ def _gathered(answers: Iterable[RatedAnswer], *, use_verdicts: bool, agreement: 
     for answer in answers:
         record, feedback = answer.record, answer.feedback
         prompt, task = str(record.get("prompt") or "").strip(), str(record.get("task") or "")
-        if not prompt or not task or int(record.get("turns") or 1) > 1:
+        if not prompt or not task or int(record.get("turns") or 1) > 1 or record.get("held"):
             continue
         final, whole = final_answer(str(record.get("final") or "")), record.get("finish", "stop") == "stop"
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))

@@ -31,7 +31,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _ONLY_ONCE = (
     "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
-_ALLOWED_METHODS = "GET, POST"
+_ALLOWED_METHODS = "GET, POST, DELETE"
 _PREFLIGHT_VALID_S = 600
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _BODY_METHODS = ("POST", "PUT", "PATCH")
@@ -79,8 +79,11 @@ class Access:
         origins: Iterable[str] = (),
         exposed: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
+        count: Callable[[str, str, int, float], None] = lambda method, route, status, seconds: None,
     ) -> None:
+        """`count` is told of every request: its method, its route's template, its status (499: nobody waited) and its seconds."""
         self.app = app
+        self._count = count
         self._limits = limits
         self._steering = steering
         self._busy = {True: 0, False: 0}
@@ -96,6 +99,22 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        time, status = asyncio.get_running_loop().time, 499
+        began = time()
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        method = scope["method"]
+        try:
+            await self._serve(scope, receive, counted)
+        finally:
+            self._count(method, getattr(scope.get("route"), "path", ""), status, time() - began)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         steers = scope["path"].startswith(self._steering)
         headers: Mapping[str, str] = {}
         try:
@@ -111,7 +130,7 @@ class Access:
             await early(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # FastAPI's routes have none. It is answered like GET; the server leaves the body out
-            scope = {**scope, "method": "GET"}
+            scope["method"] = "GET"
         taken = False
 
         def take() -> None:

@@ -309,6 +309,11 @@ _Kind = Annotated[SentKind | None, BeforeValidator(lambda kind: kind or None)]
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {}}
 
 
+def bare_id(given: str) -> str:
+    """An answer's own id, of one as OpenAI's routes show it."""
+    return given.removeprefix("chatcmpl-").removeprefix("resp_")
+
+
 def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     """The routes over one agent."""
 
@@ -351,7 +356,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     @app.get("/api/why/{answer_id}", response_model=Explanation, responses=_NOT_FOUND)
     async def why(answer_id: str) -> Response:
         """How one answer came about; `last` stands for the newest answer's id."""
-        return JSONAnswer(await control.why(answer_id.removeprefix("chatcmpl-")))
+        return JSONAnswer(await control.why(bare_id(answer_id)))
 
     @app.get("/api/adapters", response_model=AdapterVersions)
     async def adapters() -> Response:
@@ -368,7 +373,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         limit: _Limit = 50, before: QueryInt = 0, since: QueryInt = 0, kind: _Kind = None, answer: str = ""
     ) -> Response:
         """What left the device, newest first."""
-        choice = Choice(limit, before or None, float(since) or None, kind, answer.removeprefix("chatcmpl-") or None)
+        choice = Choice(limit, before or None, float(since) or None, kind, bare_id(answer) or None)
         return JSONAnswer(await control.sent(choice))
 
     @app.get("/api/sent/{entry_id}", response_model=SentEntry, responses=_NOT_FOUND)
@@ -379,7 +384,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     @app.post("/api/feedback", response_model=Feedback, responses=_NOT_FOUND)
     async def feedback(body: FeedbackRequest) -> Response:
         """Keep what a person thinks of an answer; the last verdict counts."""
-        answer_id = body.id.removeprefix("chatcmpl-")
+        answer_id = bare_id(body.id)
         return JSONAnswer(await control.feedback(answer_id, body.verdict, body.correction))
 
     @app.post("/api/learning", response_model=LearningPaused)

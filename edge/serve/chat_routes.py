@@ -51,15 +51,18 @@ def add_chat_routes(
     models: Mapping[str, Mode | None],
     context_tokens: int | None,
     error_event: Callable[[Exception], Mapping[str, Any]],
+    count: Callable[[AnswerNote], None],
 ) -> None:
-    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream."""
+    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream; `count` is told
+    of every answer."""
     started = int(clock.now())
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_ANSWER)
     async def chat(request: Request, body: ChatRequest, x_edge_task: Annotated[str, Header()] = "") -> Response:
         """Answer a conversation, whole or streamed."""
         question = body.question(secrets.token_hex(8), models, x_edge_task)
-        readings = [read_answer(answers.answer(one), body.stops) for one in questions_of(question, body.choices)]
+        stops = () if body.has_form else body.stops
+        readings = [read_answer(answers.answer(one), stops, count) for one in questions_of(question, body.choices)]
         created = int(clock.now())
         if not body.stream:
             choices = await unless_gone(request, collect_all(readings))
@@ -106,11 +109,11 @@ def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
 
 def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
     """The `chat.completion` object. With several answers each choice carries its own `edge` object."""
-    edges = [edge_metadata(request, question, choice.note) for choice in choices]
+    edges = [edge_metadata(request, choice.note) for choice in choices]
     bodies: list[dict[str, Any]] = []
     for index, (choice, edge) in enumerate(zip(choices, edges, strict=True)):
         note = choice.note
-        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": note.refusal}
         if note.tool_calls:
             message |= {"content": choice.content or None, "tool_calls": list(note.tool_calls)}
         if choice.reasoning:
@@ -139,7 +142,6 @@ class ChunkWriter:
 
     def __init__(self, request: ChatRequest, question: AnswerRequest, created: int) -> None:
         self._request = request
-        self._question = question
         self._notes: list[AnswerNote] = []
         self._head = {
             "id": completion_id(question.id),
@@ -162,7 +164,7 @@ class ChunkWriter:
         self._notes.append(event)
         for number, call in enumerate(event.tool_calls):
             yield self._chunk(index, {"tool_calls": [{"index": number, **call}]})
-        yield {**self._chunk(index, {}, event.finish), "edge": edge_metadata(self._request, self._question, event)}
+        yield {**self._chunk(index, {}, event.finish), "edge": edge_metadata(self._request, event)}
         if self._request.include_usage and len(self._notes) == self._request.choices:
             yield {**self._head, "choices": [], "usage": _usage(self._notes)}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
-from edge.core.types import BeyondText, Message, Role, ScoredToken
+from edge.core.types import AnswerForm, BeyondText, Message, Role, ScoredToken, ToolConversation, ToolUse
+from edge.serve.answer_forms import answer_form, tool_use, turns_of
 from edge.serve.errors import RequestProblem, invalid_value
 from edge.serve.ports import MODELS, AnswerNote, Mode
 from edge.serve.schemas import (
@@ -27,6 +29,7 @@ from edge.serve.schemas import (
 )
 from edge.state.answer_record import AnswerRequest, Standing
 
+FUNCTION_NAME = "[A-Za-z0-9_-]{1,64}"
 MAX_BYTES = 1 << 20
 """What a coordinator takes of tools and messages."""
 _ROLES: Mapping[str, Role] = {
@@ -89,7 +92,7 @@ class CalledTool(Passed):
 
 
 class ToolCall(Passed):
-    """A call of a tool, as the cloud made it."""
+    """A call of a tool, as it was answered."""
 
     id: str
     type: Literal["function", "custom"] = "function"
@@ -149,12 +152,12 @@ class ChatMessage(Passed):
 class NamedTool(Passed):
     """A function or another tool."""
 
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=f"^{FUNCTION_NAME}$")]
     parameters: dict[str, Any] | None = None
 
 
 class Tool(Passed):
-    """A tool that the cloud LLM may call."""
+    """A tool that may be called."""
 
     type: Annotated[Literal["function", "custom"], explain("must be one of function, custom", "unsupported_value")]
     function: NamedTool | None = None
@@ -181,9 +184,19 @@ class ResponseFormat(Passed):
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise field_error("json_schema", "must be an object")
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise field_error("json_schema", "must be an object")
+            if not re.fullmatch(FUNCTION_NAME, str(self.json_schema.get("name", ""))):
+                raise field_error("json_schema.name", "must be 1 to 64 letters, digits, _ or -")
+            if not isinstance(self.schema_, dict | None):
+                raise field_error("json_schema.schema", "must be an object")
         return self
+
+    @property
+    def schema_(self) -> Any:
+        """The schema; None where any JSON object will do."""
+        return (self.json_schema or {}).get("schema") if self.type == "json_schema" else None
 
 
 _Metadata = Annotated[
@@ -230,11 +243,22 @@ class ChatRequest(SamplingFields):
     @property
     def ignored(self) -> tuple[str, ...]:
         """The parameters that were given and have no effect here."""
-        given = {"logit_bias": self.logit_bias not in (None, {}), "reasoning_effort": self.reasoning_effort is not None}
+        given = {
+            "logit_bias": self.logit_bias not in (None, {}),
+            "reasoning_effort": self.reasoning_effort is not None,
+            "stop": bool(self.stop) and self.has_form,
+        }
         return tuple(name for name, without_effect in given.items() if without_effect)
 
-    def question(self, answer_id: str, models: Mapping[str, Mode | None] = MODELS, task_header: str = "") -> AnswerRequest:
-        """What the agent is asked, under this id. `task_header`: the task's label where a header names it. Raises RequestProblem."""
+    def question(
+        self,
+        answer_id: str,
+        models: Mapping[str, Mode | None] = MODELS,
+        task_header: str = "",
+        name_of: Callable[[str], str] = str,
+    ) -> AnswerRequest:
+        """What the agent is asked, under this id. `task_header`: the task's label where a header names it. `name_of`: how the client
+        calls a parameter of this body, for errors. Raises RequestProblem."""
         mode = models[known_model(self.model, models)]
         if self.choices > 1 and mode == "cloud-only":
             message = "only 1 with the model edge-cloud: a request makes one cloud call at most"
@@ -243,6 +267,7 @@ class ChatRequest(SamplingFields):
         if no_cloud and mode == "cloud-only":
             raise invalid_value("metadata.no_cloud", "forbids what the model edge-cloud demands")
         max_tokens = self.max_completion_tokens or self.max_tokens
+        form = self._form(name_of)
         return AnswerRequest(
             id=answer_id,
             messages=tuple(message.in_words() for message in self.messages),
@@ -251,10 +276,38 @@ class ChatRequest(SamplingFields):
             temperature=self.temperature,
             seed=self.seed,
             task=self._task(task_header),
-            beyond=self._beyond_text(),
+            beyond=self._beyond_text(name_of),
             wishes=self.sampling_wishes((self.top_logprobs or 0) if self.logprobs else None),
             no_cloud=no_cloud,
+            form=form,
+            tools=None if mode == "cloud-only" else self._tool_use(form, name_of),
         )
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the content is to be JSON, which no stop string may cut."""
+        return self.response_format is not None and self.response_format.type != "text"
+
+    @property
+    def _may_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def _form(self, name_of: Callable[[str], str]) -> AnswerForm | None:
+        if self.response_format is None or not self.has_form:
+            return None
+        return answer_form(
+            self.response_format.schema_, name_of("response_format"), name_of("response_format.json_schema.schema")
+        )
+
+    def _tool_use(self, form: AnswerForm | None, name_of: Callable[[str], str]) -> ToolUse | None:
+        if not self._may_call or not self.tools:
+            return None
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        words = tuple(message.in_words() for message in self.messages)
+        conversation = ToolConversation(words, turns_of(self.messages), tuple(tools))
+        choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, ToolChoice) else self.tool_choice
+        places = [name_of(f"tools[{number}].function.parameters") for number in range(len(tools))]
+        return tool_use(tools, choice, conversation, form, places, parallel=self.parallel_tool_calls is not False)
 
     def _task(self, header: str) -> str | None:
         """The task's label, from OpenAI's metadata or from a header of our own."""
@@ -266,21 +319,17 @@ class ChatRequest(SamplingFields):
             raise invalid_value("metadata.task" if named else "x-edge-task", f"must be {TASK_LABEL_FORM}")
         return task
 
-    def _beyond_text(self) -> BeyondText:
-        """What of the request is for the cloud LLM alone, as it came: tools, the answer's form, messages with calls of tools."""
-        usable = bool(self.tools) and self.tool_choice != "none"
-        form = None if self.response_format is None or self.response_format.type == "text" else self.response_format
+    def _beyond_text(self, name_of: Callable[[str], str]) -> BeyondText:
+        """What of the request goes to the cloud LLM as it came: tools, the answer's form, messages with calls of tools."""
         fields = {
             "tools": self.tools or None,
             "tool_choice": self.tool_choice if self.tools else None,
             "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
-            "response_format": form,
+            "response_format": self.response_format if self.has_form else None,
             "messages": self.messages if any(message.has_tools for message in self.messages) else None,
         }
         wanted = {name for name, value in fields.items() if value is not None}
-        wants = tuple(name for name, wants in (("tools", usable), ("response_format", form is not None)) if wants)
-        required = "tool_choice" if usable and self.tool_choice not in (None, "auto") else ""
-        return BeyondText(self._as_it_came(wanted) if wanted else "", wants, required)
+        return BeyondText(self._as_it_came(wanted) if wanted else "", (name_of("tools"),) if self._may_call else ())
 
     def _as_it_came(self, fields: set[str]) -> str:
         try:
@@ -401,10 +450,9 @@ def completion_id(answer_id: str) -> str:
     return f"chatcmpl-{answer_id}"
 
 
-def edge_metadata(request: ChatRequest, question: AnswerRequest, note: AnswerNote) -> dict[str, Any]:
-    """Where the answer came from, and what was asked for in vain: what the cloud alone follows, of an answer that is not its own."""
-    unfollowed = () if note.source == "cloud" else question.beyond.wants
-    return {**note.to_json(), "ignored_parameters": [*request.ignored, *unfollowed]}
+def edge_metadata(request: ChatRequest, note: AnswerNote) -> dict[str, Any]:
+    """Where the answer came from, and which parameters had no effect."""
+    return {**note.to_json(), "ignored_parameters": list(request.ignored)}
 
 
 def answer_headers(note: AnswerNote | Standing, answer_id: str = "") -> dict[str, str]:

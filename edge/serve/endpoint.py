@@ -30,8 +30,11 @@ from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.completion_routes import add_completion_routes
 from edge.serve.errors import RequestProblem, invalid_request, problem_of
+from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
+from edge.serve.response_routes import add_response_routes
 from edge.serve.schemas import ErrorBody
+from edge.serve.unserved_routes import unserved_routes
 
 _LOG = logging.getLogger(__name__)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 403, 408, 413, 415, 429, 431, 500)}
@@ -86,14 +89,24 @@ def build_app(
     )
     app.token, app.router.route_class = bool(token), _Route
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
-    add_chat_routes(app, answers, clock, models, context_tokens, _error_event)
+    meters = Meters()
+    add_chat_routes(app, answers, clock, models, context_tokens, _error_event, meters.answer)
+    add_response_routes(app, answers, clock, models, _logged, meters.answer)
     add_agent_routes(app, control)
+    add_metrics_route(app, meters, control)
     if texts is not None:
         add_completion_routes(app, texts, clock, loaded_model, _error_event)
     app.router.routes += [Route(path, _page_file(*page), include_in_schema=False) for path, page in _PAGE.items()]
-    open_paths = (*_PAGE, LIVENESS)
+    app.router.routes += unserved_routes()
     return Access(
-        app, names=names, token=token, open_paths=open_paths, origins=origins, exposed=tuple(ANSWER_HEADERS), limits=limits
+        app,
+        names=names,
+        token=token,
+        open_paths=(*_PAGE, LIVENESS),
+        origins=origins,
+        exposed=tuple(ANSWER_HEADERS),
+        limits=limits,
+        count=meters.request,
     )
 
 

@@ -18,6 +18,7 @@ from edge.core.errors import (
     NotFound,
     RateLimited,
     TooFewAnswers,
+    UnfitAnswer,
     Unsupported,
     UsageError,
     Withheld,
@@ -40,6 +41,7 @@ _TABLE: tuple[tuple[type[EdgeError], int, str], ...] = (
     (CloudOff, 400, CLOUD_OFF),
     (Unsupported, 400, "unsupported_parameter"),
     (UsageError, 400, "invalid_value"),
+    (UnfitAnswer, 502, "invalid_cloud_answer"),
     (ContextOverflow, 400, "context_length_exceeded"),
     (TooFewAnswers, 409, "too_few_answers"),
     (InvalidRequest, 400, ""),
@@ -115,7 +117,7 @@ def problem_of(error: Exception) -> RequestProblem:
     headers: dict[str, str] = {}
     if isinstance(error, CoordinatorError):
         code = error.reason.lower()
-        if isinstance(error, BudgetExhausted) or code == "upstream_rejected":
+        if isinstance(error, BudgetExhausted) or code in ("upstream_rejected", "unpriced"):
             headers = {"x-should-retry": "false"}  # OpenAI's clients ask again by themselves unless a header forbids it
         elif error.retry_after_s is not None:
             headers = {"retry-after": str(math.ceil(error.retry_after_s))}

@@ -36,8 +36,9 @@ class AnswerNote:
     `prompt_tokens` and `completion_tokens` are of who gave the answer: billed by the cloud, or computed here; `cloud_tokens` are all that
     were billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: unknown). `tool_calls` are in
-    OpenAI's form. `asked`: help was asked for, by the model, by the mode or by what the request wants; `model_asked`: by the model, or its
-    own answer was unusable where the mode asks then. `quota` is what may still be asked, see edge/budget/quota.py.
+    OpenAI's form, `refusal` is the cloud LLM's. `asked`: help was asked for, by the model, by the mode or by what the request wants;
+    `model_asked`: by the model, or its own answer was unusable where the mode asks then. `quota` is what may still be asked, see
+    edge/budget/quota.py.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
     label of which that is not true may be a slip of the hand. `cloud_model`: the cloud LLM that answered, "" where none did.
     """
@@ -68,6 +69,7 @@ class AnswerNote:
     task_known: bool = True
     model_asked: bool = False
     cloud_model: str = ""
+    refusal: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the response has elsewhere."""
@@ -75,18 +77,21 @@ class AnswerNote:
 
 
 _METADATA_FIELDS = tuple(
-    field.name for field in fields(AnswerNote) if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls")
+    field.name
+    for field in fields(AnswerNote)
+    if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls", "refusal")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
-    with offsets in the whole text."""
+    with offsets in the whole text. `verbatim`: it is content in the form that was asked for, in which tags are text."""
 
     text: str
     note: AnswerNote | None = None
     tokens: tuple[ScoredToken, ...] = ()
+    verbatim: bool = False
 
 
 class AnswerService(Protocol):

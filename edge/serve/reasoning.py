@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -46,10 +46,16 @@ class AnswerReader:
         """Of each part of the content: where it begins and ends in the whole text, and where it begins in the content."""
         self._tokens: deque[ScoredToken] = deque()
 
-    def feed(self, text: str, tokens: Sequence[ScoredToken] = ()) -> list[ChannelText]:
-        """What may be shown of the text so far. Tokens come in order, with offsets in the whole text."""
+    def feed(self, text: str, tokens: Sequence[ScoredToken] = (), *, verbatim: bool = False) -> list[ChannelText]:
+        """What may be shown of the text so far. Tokens come in order, with offsets in the whole text. A verbatim text is content as it
+        stands."""
         out: list[ChannelText] = []
         self._tokens.extend(tokens)
+        if verbatim:
+            self._sort(len(self._held), out)
+            self._channel, self._fresh, self._held = "content", False, text
+            self._sort(len(text), out)
+            return out
         self._held += text
         while found := _TAG.search(self._held):
             self._sort(found.start(), out)
@@ -106,14 +112,18 @@ class AnswerReader:
         return tuple(out)
 
 
-async def read_answer(pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = ()) -> Reading:
-    """Text by channel, then the note. After a stop string the rest is not shown, but the answer runs to its record."""
+async def read_answer(
+    pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = (), count: Callable[[AnswerNote], None] = lambda note: None
+) -> Reading:
+    """Text by channel, then the note, which `count` is told first. After a stop string the rest is not shown, but the answer runs to its
+    record."""
     reader = AnswerReader(stops)
     async with aclosing(pieces):
         async for piece in pieces:
-            for part in reader.feed(piece.text, piece.tokens):
+            for part in reader.feed(piece.text, piece.tokens, verbatim=piece.verbatim):
                 yield part
             if piece.note:
                 for part in reader.finish():
                     yield part
+                count(piece.note)
                 yield piece.note

@@ -39,7 +39,7 @@ class AgentAnswers:
                 note = None
                 if delta.record is not None:
                     note = replace(note_of(delta.record), task_known=self._agent.budgets.is_known(delta.record.task))
-                yield AnswerPiece(delta.text, note, delta.tokens)
+                yield AnswerPiece(delta.text, note, delta.tokens, delta.verbatim)
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""
@@ -53,7 +53,8 @@ def note_of(record: AnswerRecord) -> AnswerNote:
         written = record.cloud_output_tokens
         shared |= {"prompt_tokens": record.cloud_tokens - written, "completion_tokens": written}
     shared |= {"asked": record.asked or record.source != "local", "model_asked": record.asked, "spend_uusd": record.charged_uusd}
-    return AnswerNote(**shared, tool_calls=tuple(json.loads(record.openai_json or "{}").get("tool_calls") or ()))
+    beyond_text = json.loads(record.openai_json or "{}")
+    return AnswerNote(**shared, tool_calls=tuple(beyond_text.get("tool_calls") or ()), refusal=beyond_text.get("refusal"))
 
 
 class RunningAgent:

@@ -31,6 +31,11 @@ def sse(value: Mapping[str, Any]) -> bytes:
     return b"data: " + _encode(value).encode() + b"\n\n"
 
 
+def sse_named(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event under the name of its type."""
+    return b"event: " + str(value["type"]).encode() + b"\n" + sse(value)
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work, which is cancelled as soon as the client goes away. Raises ClientDisconnect then."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.config.schema import Mode
-from edge.core.types import NO_WISHES, ONLY_TEXT, BeyondText, Message, SamplingWishes, ScoredToken
+from edge.core.types import NO_WISHES, ONLY_TEXT, AnswerForm, BeyondText, Message, SamplingWishes, ScoredToken, ToolUse
 from edge.state.events import Source
 
 
@@ -16,7 +16,8 @@ class AnswerRequest:
     """One question with its conversation, whose last message is the user's. None leaves a choice to the agent's settings.
 
     `task` is the label whose budget, dial and price apply. `id`: the record's id ("": a new one is made). `beyond`: tools and the like.
-    `wishes` are for local text. `no_cloud`: why whoever asks keeps this one from the cloud, whatever the mode ("": they do not).
+    `wishes` are for local text. `no_cloud`: why whoever asks keeps this one from the cloud, whatever the mode ("": they do not). `form` is
+    what the content must have; `tools` is how a local model calls those of `beyond` (None: it cannot).
     """
 
     messages: tuple[Message, ...]
@@ -29,6 +30,8 @@ class AnswerRequest:
     beyond: BeyondText = ONLY_TEXT
     wishes: SamplingWishes = NO_WISHES
     no_cloud: str = ""
+    form: AnswerForm | None = None
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class AnswerRecord:
     what might still be asked when the answer was finished, see edge/agent/quota.py. cached: the cloud's answer had been paid for before.
     question_chars: characters that a cloud call for it sends, or would have sent.
     might_ask: the model was free to ask; False where the cloud was paused or off, or only the cloud could follow what was wanted.
+    held: the request gave a form or tools, which no training question has.
     """
 
     id: str
@@ -92,6 +96,7 @@ class AnswerRecord:
     might_ask: bool = True
     cloud_output_tokens: int = 0
     question_chars: int = 0
+    held: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -120,9 +125,11 @@ class AnswerDelta:
     """A piece of streamed text; the last one carries the record. `source` says where the piece comes from.
 
     `tokens` are the local ones that end in it, where `AnswerRequest.wishes` asked for them, with offsets in the streamed text.
+    `verbatim`: it is content in the form that was asked for, in which tags are text.
     """
 
     text: str
     source: Source = "local"
     record: AnswerRecord | None = None
     tokens: tuple[ScoredToken, ...] = ()
+    verbatim: bool = False

@@ -25,6 +25,7 @@ from edge.core.types import (
     ScoredToken,
     TextDelta,
     TokenChance,
+    ToolConversation,
 )
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
@@ -56,10 +57,12 @@ class ScriptedBackend:
         seconds_per_token: float = 0.0,
         adapters_on_disk: bool = True,
         prompt_form: str = "compact",
+        calls_tools: bool = False,
     ) -> None:
         self._script = script if callable(script) else _picker(tuple(script))
         self._seconds_per_token = seconds_per_token
         self._adapters_on_disk = adapters_on_disk
+        self._calls_tools = calls_tools
         self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", "", prompt_form)
         self._adapter_version = 0
         self._closed = False
@@ -89,10 +92,14 @@ class ScriptedBackend:
         return PromptGroup(prompt_tokens(messages), responses)
 
     async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
+        self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
-        """The scripted response word by word; a `prefix` that the script repeats is left out. See `InferenceBackend`."""
+        """The scripted response word by word; a `prefix` that the script repeats is left out. See `InferenceBackend`.
+
+        What a grammar wants is the script's to write.
+        """
         self._require_open()
+        messages = messages.messages if isinstance(messages, ToolConversation) else messages
         response = self._respond(messages, sampling, seed, prefix)
         for piece, tokens in _pieces_of(response):
             await asyncio.sleep(self._seconds_per_token)
@@ -134,7 +141,7 @@ class ScriptedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """No chat template, and an end of text that is written as nothing."""
-        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens)
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens, self._calls_tools)
 
     def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
         self._require_open()

@@ -17,6 +17,15 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TOOL_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'A call is <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call><|im_end|>\n{% endif %}'
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    '{% for call in message.tool_calls or [] %}\n<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}'
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""One that reads tools and writes calls, as instruct models of the Qwen family have it."""
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WORDS = (" I", " need", " external", " assistance", "Step", " Step", "think", "answer", "user", "assistant", "In", " It")
 
@@ -52,9 +61,10 @@ def write_tiny_model(
     chat_template: str | None = CHAT_TEMPLATE,
     prompt_form: str | None = "compact",
     scale: float = 1.0,
+    context_length: int = 512,
 ) -> TinyModel:
     """Write a random model. `scale` multiplies the output weights: larger makes the distributions sharper."""
-    model = TinyModel(path, architecture, byte_level_vocabulary(), {})
+    model = TinyModel(path, architecture, byte_level_vocabulary(), {}, context_length=context_length)
     writer = gguf.GGUFWriter(path, architecture)
     _write_shape(writer, model)
     _write_tokenizer(writer, model.vocab, chat_template)

@@ -22,6 +22,8 @@ EVERY_ROUTE = {
     *(("POST", path) for path in ("/tokenize", "/detokenize")),
     *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "headline", "budget")),
     *(("GET", f"/api/{name}") for name in ("sent", "sent/{entry_id}")),
+    *(("GET", path) for path in ("/metrics", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")),
+    *(("POST", "/v1/responses"), ("DELETE", "/v1/responses/{response_id}")),
     *(("POST", f"/api/{name}") for name in ("adapters/rollback", "feedback", "learning", "whatif")),
     *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/limit", "budget/pause")),
 }

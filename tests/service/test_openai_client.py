@@ -32,6 +32,13 @@ QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
 TOLD = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
+FORM: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "a",
+        "schema": {"type": "object", "properties": {"sum": {"type": "integer"}, "text": {"type": "string"}}},
+    },
+}
 TOKEN = "a-token-of-enough-letters"
 
 
@@ -55,8 +62,11 @@ class CallsTools:
 
 
 def says(messages: Any, sampling: Any, seed: int) -> str:
-    """Asks for help with 4 + 1, knows the rest."""
+    """Asks for help with 4 + 1, knows the rest, and writes a form where it is held to one."""
     text = messages[-1].content
+    if sampling.grammar:
+        thought = "hard" if "4 + 1" in text else "add"
+        return f'<think>\nStep 1: {thought}\n</think>\n<answer>{{"sum": 2, "text": "</answer>"}}'
     return HELP if "4 + 1" in text and not sampling.suppress_help else local_answer(2)
 
 
@@ -184,32 +194,65 @@ def test_calls_of_tools_are_streamed_in_openais_deltas(client: openai.OpenAI) ->
     assert (final.choices[0].finish_reason, call.id, call.function.arguments) == ("tool_calls", "call_1", '{"city":"Bern"}')
 
 
-def test_a_form_of_answer_is_passed_on_and_where_nobody_follows_it_named(client: openai.OpenAI, served: Served) -> None:
-    ask(client, response_format={"type": "json_object"})
-    assert json.loads(served.cloud.sent[0].openai_json) == {"response_format": {"type": "json_object"}}
-    local = ask(client, model="edge-local", response_format={"type": "json_object"}, tools=[TOOL])
-    assert local.edge["ignored_parameters"] == ["tools", "response_format"]
-    assert (local.edge["source"], local.edge["reason"]) == (
-        "local",
-        "mode local-only; tools and response_format could not be followed",
-    )
-
-
-@pytest.mark.parametrize("failure", [CoordinatorUnavailable("gone"), BudgetExhausted("the day's calls are used up")])
-def test_without_the_cloud_tools_that_may_be_left_out_are(client: openai.OpenAI, served: Served, failure: Any) -> None:
-    served.world.client.fail_next("stream_complete", failure, times=2)
-    answer = ask(client, tools=[TOOL])
-    assert (answer.edge["source"], answer.choices[0].finish_reason) == ("local-fallback", "stop")
-    assert "tools could not be followed" in answer.edge["reason"]
-    kind = openai.RateLimitError if isinstance(failure, BudgetExhausted) else openai.InternalServerError
-    with pytest.raises(kind):
-        ask(client, tools=[TOOL], tool_choice="required")
-
-
-def test_tools_that_must_be_called_are_refused_where_the_cloud_is_not_asked(client: openai.OpenAI) -> None:
+def test_tools_without_anybody_who_calls_them_are_an_error(client: openai.OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="edge-cloud") as caught:
-        ask(client, model="edge-local", tools=[TOOL], tool_choice={"type": "function", "function": {"name": "weather"}})
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+        ask(client, model="edge-local", tools=[TOOL])
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+    for failure, kind in (
+        (CoordinatorUnavailable("gone"), openai.InternalServerError),
+        (BudgetExhausted("the day's calls are used up"), openai.RateLimitError),
+    ):
+        served.world.client.fail_next("stream_complete", failure)
+        with pytest.raises(kind):
+            ask(client, tools=[TOOL])
+
+
+def test_content_in_a_form_is_json_whatever_it_holds(client: openai.OpenAI) -> None:
+    question: Any = [{"role": "user", "content": "What is 1 + 1?"}]
+    whole = ask(client, messages=question, model="edge-local", response_format=FORM, logprobs=True, top_logprobs=1)
+    choice = whole.choices[0]
+    assert (json.loads(choice.message.content), choice.finish_reason) == ({"sum": 2, "text": "</answer>"}, "stop")
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    assert (whole.edge["final"], whole.edge["ignored_parameters"]) == (choice.message.content, [])
+    assert choice.message.reasoning_content.strip() == "Step 1: add"
+    stopped = ask(client, messages=question, model="edge-local", response_format=FORM, stop=["sum"])
+    assert (stopped.choices[0].message.content, stopped.edge["ignored_parameters"]) == (choice.message.content, ["stop"])
+    chunks = list(ask(client, messages=question, model="edge-local", response_format=FORM, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+
+
+def test_a_form_travels_with_the_request_for_help_and_a_wrong_answer_is_not_passed_on(
+    client: openai.OpenAI, served: Served
+) -> None:
+    answer = ask(client, response_format={"type": "json_object"})
+    assert json.loads(served.cloud.sent[0].openai_json) == {"response_format": {"type": "json_object"}}
+    assert (answer.edge["source"], "response_format" in answer.edge["reason"]) == ("local-fallback", True)
+    assert json.loads(answer.choices[0].message.content)["sum"] == 2
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client, model="edge-cloud", response_format={"type": "json_object"})
+    assert (caught.value.status_code, caught.value.code) == (502, "invalid_cloud_answer")
+
+
+@pytest.mark.parametrize(
+    ("schema", "param", "code"),
+    [
+        (
+            {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
+            "properties.a.multipleOf",
+            "unsupported_parameter",
+        ),
+        ({"type": "array", "items": {"not": {}}}, "items.not", "unsupported_parameter"),
+        ({"$ref": "https://example.com/schema"}, "$ref", "invalid_json_schema"),
+        ({"type": "integr"}, "type", "invalid_json_schema"),
+        ({"properties": {"a": {"minLength": "x"}}}, "properties.a.minLength", "invalid_json_schema"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_is_refused_at_its_place(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, model="edge-local", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+    place = "response_format.json_schema.schema"
+    assert caught.value.code == code
+    assert caught.value.param in (f"{place}.{param}", place) and str(caught.value.param) in caught.value.message
 
 
 def test_a_used_up_budget_is_not_asked_again_by_the_client(served: Served) -> None:

@@ -126,6 +126,7 @@ class World:
     price: float | None = None
     cloud_samples: bool = False
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
+    calls_tools: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -199,7 +200,8 @@ class World:
         self.sink.emit(Notice(text, self.clock.now()))
 
     async def _open_backend(self) -> ScriptedBackend:
-        self.serving = self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        options: Any = {"seconds_per_token": self.seconds_per_token, "calls_tools": self.calls_tools}
+        self.serving = self.rollouts = ScriptedBackend(self.script, **options)
         return self.serving
 
     async def _open_rollouts(self, serving: object) -> ScriptedBackend:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.answering.answerer import HelpHoldBack, agreed_mode, may_become_request
+from edge.answering.answerer import agreed_mode
 from edge.answering.ask_cloud import conversation_for_the_cloud
 from edge.answering.draft import cut_answer
 from edge.answering.explain import decision
+from edge.answering.local_text import HelpHoldBack, may_become_request
 from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message

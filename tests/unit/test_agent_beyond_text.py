@@ -16,8 +16,7 @@ from tests.unit.agent_world import World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 SENT = json.dumps({"tools": [{"type": "function", "function": {"name": "weather"}}]})
-MAY = BeyondText(SENT, ("tools",))
-MUST = BeyondText(SENT, ("tools",), "tool_choice")
+TOOLS = BeyondText(SENT, ("tools",))
 REFUSALS = [BudgetExhausted("no calls left"), CoordinatorUnavailable("gone"), InvalidRequest("this cloud LLM calls no tools")]
 
 
@@ -35,53 +34,29 @@ async def answered(world: World, beyond: BeyondText, **options: Any) -> AnswerRe
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
 async def test_tools_are_asked_of_the_cloud_at_once_and_untouched(tmp_path: Path, mode: str) -> None:
     world = world_of(tmp_path, mode=mode)
-    record = await answered(world, MAY)
+    record = await answered(world, TOOLS)
     assert (record.source, record.local_text, record.completion_tokens) == ("cloud", "", 0)
     assert record.reason == "tools: only the cloud follows this"
     assert [call.openai_json for call in world.client.calls] == [SENT]
 
 
+@pytest.mark.parametrize("mode", ["auto", "cloud-only"])
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_where_the_cloud_fails_the_answer_is_local_and_says_so(tmp_path: Path, refusal: Any) -> None:
-    world = world_of(tmp_path)
+async def test_where_the_cloud_fails_there_is_no_answer_without_tools(tmp_path: Path, mode: str, refusal: Any) -> None:
+    world = world_of(tmp_path, mode=mode)
     world.client.fail_next("stream_complete", refusal)
-    record = await answered(world, MAY)
-    assert (record.source, record.final, record.finish, record.openai_json) == ("local-fallback", "5", "stop", "")
-    assert str(refusal) in record.reason
-    assert record.reason.endswith("tools could not be followed")
-
-
-@pytest.mark.parametrize("options", [{"mode": "local-only"}, {"switched_off": "switched off by a test"}])
-async def test_where_the_cloud_is_not_asked_the_answer_is_local_without_tools(tmp_path: Path, options: Any) -> None:
-    world = world_of(tmp_path, **options)
-    record = await answered(world, MAY)
-    assert (record.source, record.final, world.client.calls) == ("local", "5", [])
-    assert record.reason == f"{options.get('switched_off', 'mode local-only')}; tools could not be followed"
+    with pytest.raises(Unsupported if isinstance(refusal, InvalidRequest) else type(refusal), match=str(refusal)):
+        await answered(world, TOOLS)
 
 
 @pytest.mark.parametrize(
-    ("beyond", "options"),
-    [(MUST, {"mode": "local-only"}), (MUST, {"switched_off": "off"}), (MAY, {"switched_off": "off", "mode": "cloud-only"})],
+    "options", [{"mode": "local-only"}, {"switched_off": "switched off"}, {"switched_off": "off", "mode": "cloud-only"}]
 )
-async def test_a_demand_that_nobody_here_meets_is_refused_before_anything_is_said(
-    tmp_path: Path, beyond: BeyondText, options: Any
-) -> None:
+async def test_where_the_cloud_is_not_asked_tools_are_refused_before_anything_is_said(tmp_path: Path, options: Any) -> None:
     world = world_of(tmp_path, **options)
     with pytest.raises(Unsupported) as caught:
-        await answered(world, beyond)
-    assert caught.value.parameter == (beyond.required or "tools")
-    assert world.client.calls == []
-
-
-@pytest.mark.parametrize("refusal", REFUSALS)
-@pytest.mark.parametrize(("beyond", "mode"), [(MUST, "auto"), (MAY, "cloud-only")])
-async def test_a_demand_that_the_cloud_refuses_is_no_local_answer(
-    tmp_path: Path, refusal: Any, beyond: BeyondText, mode: str
-) -> None:
-    world = world_of(tmp_path, mode=mode)
-    world.client.fail_next("stream_complete", refusal)
-    with pytest.raises(type(refusal)):
-        await answered(world, beyond)
+        await answered(world, TOOLS)
+    assert (caught.value.parameter, world.client.calls) == ("tools", [])
 
 
 async def test_tools_that_may_not_be_used_go_along_only_when_the_model_asks(tmp_path: Path) -> None:

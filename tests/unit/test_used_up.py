@@ -57,9 +57,9 @@ def test_what_is_used_up_is_told_in_numbers(numbers: dict[str, str], told: str) 
 @pytest.mark.parametrize(
     ("unit", "own", "todo"),
     [
-        ("calls", True, "raise budget.calls_limit, or ask without --cloud"),
-        ("uusd", True, "raise budget.spend_limit_uusd, or ask without --cloud"),
-        ("calls", False, "ask who runs the coordinator for more, or ask without --cloud"),
+        ("calls", True, "raise budget.calls_limit, or ask without demanding the cloud"),
+        ("uusd", True, "raise budget.spend_limit_uusd, or ask without demanding the cloud"),
+        ("calls", False, "ask who runs the coordinator for more, or ask without demanding the cloud"),
     ],
 )
 def test_who_demanded_the_cloud_is_told_what_can_be_done(unit: str, own: bool, todo: str) -> None:

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from edge.core.errors import AdapterError
 from edge.core.rng import stream
-from edge.core.types import AdapterRef, DialOverride, FinishReason, LocalResponse, Message, PromptGroup, Sampling, TextDelta
+from edge.core.types import (
+    AdapterRef,
+    DialOverride,
+    FinishReason,
+    LocalResponse,
+    Message,
+    PromptGroup,
+    Sampling,
+    TextDelta,
+    ToolConversation,
+)
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.testing.backend import ScriptedBackend
@@ -83,10 +93,11 @@ class SimulatedBackend(ScriptedBackend):
         return PromptGroup(prompt_ids(question), responses)
 
     async def stream(
-        self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = ""
+        self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
         """The beginning with the first token, the rest with the last one. See `InferenceBackend`."""
         self._require_open()
+        messages = messages.messages if isinstance(messages, ToolConversation) else messages
         question = Question.read(messages[-1].content)
         response = self._respond_to(question, sampling, seed, self._adapter_version, prefix)
         speed, pace, prompt_tokens = self._machine.speed, self._pace_of(question), self._prompt_tokens(question)

@@ -1,0 +1,242 @@
+"""Answers that are held to something: to the form of a JSON schema, or to the tools that may be called.
+
+What the local model writes is held by a grammar while it writes; the cloud's answer is checked when it is there. The model's thoughts, and
+the decision to ask for help behind them, are free: only what follows is held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from edge.answering.ask_cloud import CloudQuestions, why_not
+from edge.answering.draft import AnswerRecorder, Draft, Pieces, finish_of
+from edge.answering.local_text import LocalText, may_become_request, update_dial
+from edge.budget.access import CloudAccess
+from edge.budget.dial import Setting
+from edge.core.concurrency import closing
+from edge.core.errors import CloudOff, CoordinatorError, InvalidRequest, UnfitAnswer, Unsupported
+from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, FinishReason, Sampling
+from edge.inference.backend import InferenceBackend
+from edge.state.answer_record import AnswerDelta
+
+ASK_ELSEWHERE = "leave it out, or ask where the cloud may be asked (model edge or edge-cloud)"
+
+
+class HeldAnswers:
+    """Streams them into drafts."""
+
+    def __init__(
+        self, backend: InferenceBackend, local: LocalText, access: CloudAccess, asker: CloudQuestions, recorder: AnswerRecorder
+    ) -> None:
+        self._backend = backend
+        self._local = local
+        self._access = access
+        self._asker = asker
+        self._recorder = recorder
+
+    async def in_form(self, draft: Draft, form: AnswerForm) -> Pieces:
+        """An answer whose content has a form. The model may think first, and ask for help where the mode lets it.
+
+        Raises Unsupported for a form that no grammar holds, and in mode cloud-only CoordinatorError and UnfitAnswer.
+        """
+        off, failure = self._access.switch.reason, ""
+        if draft.mode == "cloud-only":
+            if off:
+                raise CloudOff(off)
+            draft.reason = "mode cloud-only"
+            with named(form.parameter):
+                content = await self.from_the_cloud(draft, form)
+            yield AnswerDelta(content, "cloud", verbatim=True)
+            return
+        if not form.grammar:
+            raise Unsupported(form.unheld, parameter=form.parameter, hint="leave it out, or ask the model edge-cloud")
+        dial = self._access.dials.of(draft.task)
+        setting = dial.setting(self._backend.adapter_version) if draft.mode == "auto" and not off else None
+        draft.might_ask = setting is not None
+        if setting is None:
+            draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"
+        else:
+            draft.sampling = replace(draft.sampling, help_bias=setting.bias)
+        async with closing(self._thoughts(draft, form, setting)) as texts:
+            async for text in texts:
+                yield AnswerDelta(text)
+        draft.asked = setting is not None and self._local.asks(draft)
+        update_dial(dial, draft, setting)
+        if draft.asked:
+            try:
+                content = await self.from_the_cloud(draft, form)
+                draft.reason = "the budget dial had the model ask for help" if draft.overridden else "the model asked for help"
+            except CoordinatorError as error:
+                failure = why_not(error)
+            except UnfitAnswer as error:
+                failure = f"{error}; answered on this device"
+            if not failure:
+                yield AnswerDelta(content, "cloud", verbatim=True)
+                return
+            draft.source, draft.reason, draft.cloud_text = "local-fallback", f"the model asked for help, but {failure}", ""
+        elif draft.overridden == "not to ask":
+            draft.reason = "the model wished to ask; the budget dial kept it on this device"
+        draft.local_text = prefix = _answer_opening(draft.local_text)
+        held = self._rest(draft, replace(draft.sampling, help_bias=0.0, max_steps=None, stops=(), grammar=form.grammar))
+        with named(form.parameter):
+            async with closing(self._local.pieces(draft, held, prefix, form_note=_note(form))) as texts:
+                async for text in texts:
+                    draft.content += text
+                    yield AnswerDelta(text, draft.source, verbatim=True)
+
+    async def with_tools(self, draft: Draft) -> Pieces:
+        """An answer in which the local model may call tools, or must. Its calls are in the draft, not in the text."""
+        with named(" and ".join(draft.request.beyond.wants)):
+            async with closing(self._with_calls(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _with_calls(self, draft: Draft) -> Pieces:
+        tools = draft.request.tools
+        assert tools is not None
+        conversation, calls = tools.conversation, ""
+        draft.reason = f"{' and '.join(draft.request.beyond.wants)}: followed on this device"
+        sampling = replace(draft.sampling, suppress_help=True, max_steps=None)
+        if tools.calls_or_form:
+            async with closing(
+                self._local.pieces(draft, replace(sampling, stops=(), grammar=tools.calls_or_form), tools=conversation)
+            ) as texts:
+                written = "".join([text async for text in texts])
+            if not written.startswith(CALL_OPENING):
+                draft.content = written
+                yield AnswerDelta(written, verbatim=True)
+                return
+            calls = written.removeprefix(CALL_OPENING)
+        else:
+            if not tools.required:
+                until_a_call = replace(sampling, stops=(CALL_OPENING.strip(),), stops_in_answer=True)
+                async with closing(self._local.pieces(draft, until_a_call, tools=conversation)) as texts:
+                    async for text in texts:
+                        yield AnswerDelta(text)
+                if draft.responses[-1].finish is not FinishReason.STOP:
+                    return
+            draft.local_text = prefix = draft.local_text + CALL_OPENING
+            held = self._rest(draft, replace(sampling, stops=(), grammar=tools.calls, top_logprobs=None))
+            async with closing(self._local.pieces(draft, held, prefix, tools=conversation)) as texts:
+                calls = "".join([text async for text in texts])
+        if draft.responses[-1].finish is FinishReason.EOS:
+            draft.calls_json = _calls_json(calls, draft.id)
+
+    async def from_the_cloud(self, draft: Draft, form: AnswerForm) -> str:
+        """The cloud's whole answer, which has the form. Raises CoordinatorError; UnfitAnswer for one that has it not, which is recorded."""
+        async with closing(self._asker.pieces(draft)) as pieces:
+            async for _ in pieces:
+                pass
+        beyond_text = draft.completion.openai_json if draft.completion else ""
+        ended_otherwise = finish_of(beyond_text) not in ("", "stop") or "refusal" in json.loads(beyond_text or "{}")
+        if ended_otherwise or fits(draft.cloud_text, form.schema):
+            draft.content = draft.cloud_text
+            return draft.cloud_text
+        failure = f"the cloud LLM's answer has not the form of {form.parameter}"
+        if draft.mode == "cloud-only" or draft.request.beyond.wants:
+            draft.reason = failure
+            self._recorder.keep(draft)
+            raise UnfitAnswer(failure, hint="ask again, or without this form")
+        raise UnfitAnswer(failure)
+
+    async def _thoughts(self, draft: Draft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
+        """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. Behind it
+        the model is followed as long as it may be asking for help."""
+        free = replace(
+            draft.sampling,
+            stops=("<answer>",),
+            stops_in_answer=False,
+            suppress_help=setting is None,
+            max_tokens=max(1, draft.sampling.max_tokens // 2),
+            top_logprobs=None,
+        )
+        sent = 0
+        async with closing(self._local.pieces(draft, free, form_note=_note(form))) as texts:
+            async for _ in texts:
+                text, begins = draft.local_text, draft.local_text.lstrip()
+                if not begins.startswith("<think>"):
+                    if not "<think>".startswith(begins):
+                        return
+                    continue
+                thought, closed, behind = text.partition("</think>")
+                end = len(thought + closed)
+                yield text[sent:end]
+                sent = max(sent, end)
+                if closed and not may_become_request(behind):
+                    return
+
+    def _rest(self, draft: Draft, sampling: Sampling) -> Sampling:
+        """The same, with the tokens that are left of the answer's."""
+        used = sum(len(response.token_ids) for response in draft.responses)
+        return replace(sampling, max_tokens=max(1, sampling.max_tokens - used))
+
+
+@contextmanager
+def named(parameter: str) -> Iterator[None]:
+    """An engine or a cloud LLM that cannot follow a parameter refuses it by the name that the client has for it."""
+    try:
+        yield
+    except Unsupported as error:
+        if error.parameter != "grammar":
+            raise
+        raise Unsupported(f"{parameter}: {error}", parameter=parameter, hint=error.hint) from error
+    except InvalidRequest as error:
+        why = str(error).partition("does not take this request: ")[2] or str(
+            error
+        )  # without the coordinator's name for its model
+        raise Unsupported(f"{parameter}: the cloud LLM does not take it ({why})", parameter=parameter) from error
+
+
+def fits(text: str, schema: str) -> bool:
+    """Whether a text is JSON that fits a schema ("": any object)."""
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+    except ValueError:
+        return False
+    return bool(schema_validator(json.loads(schema)).is_valid(value)) if schema else isinstance(value, dict)
+
+
+def schema_validator(schema: Any) -> Any:
+    """What checks values by a schema. Raises ValueError for one that is none, or that refers to elsewhere: nothing is fetched."""
+    import jsonschema_rs
+
+    return jsonschema_rs.validator_for(schema, validate_formats=True, retriever=_fetch_nothing)
+
+
+def _fetch_nothing(address: str) -> NoReturn:
+    raise ValueError(f"{address[:80]!r} is elsewhere; a schema must be whole")
+
+
+def _no_json(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _answer_opening(text: str) -> str:
+    """The turn up to where the answer begins: a thought is closed; what is none is left out."""
+    before, opening, rest = text.partition("<think>")
+    if not opening or before.strip():
+        return ""
+    return f"{opening}{rest.partition('</think>')[0].rstrip()}\n</think>\n<answer>"
+
+
+def _note(form: AnswerForm) -> str:
+    wanted = f"JSON that fits this schema: {form.schema}" if form.schema else "one JSON object"
+    return f"Here the answer is {wanted}\nPut it between <answer> and </answer>, without \\boxed{{}} and without any other words."
+
+
+def _calls_json(text: str, answer_id: str) -> str:
+    """Calls as their grammar has them, as CloudCompletion carries them."""
+    calls = [json.loads(call) for call in text.removesuffix(CALL_CLOSING).split(f"{CALL_CLOSING}\n{CALL_OPENING}")]
+    listed = [
+        {
+            "id": f"call_{answer_id}_{number}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+        }
+        for number, call in enumerate(calls)
+    ]
+    return json.dumps({"finish_reason": "tool_calls", "tool_calls": listed}, ensure_ascii=False)

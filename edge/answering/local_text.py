@@ -1,0 +1,105 @@
+"""What the model on this device writes of an answer, and whether it asks for help."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from edge.answering.draft import AnswerSettings, Draft
+from edge.budget.dial import HelpDial, Setting
+from edge.core.clock import Clock
+from edge.core.concurrency import closing
+from edge.core.types import FinishReason, Sampling, ToolConversation
+from edge.dagrpo.format import check_format
+from edge.dagrpo.prompts import HELP_PHRASE, local_messages
+from edge.inference.backend import InferenceBackend
+
+UNLIMITED_STEPS = 64
+"""Step limit when none is configured; free conversation has none of its own."""
+
+
+class LocalText:
+    """The model's part of answers."""
+
+    def __init__(self, backend: InferenceBackend, clock: Clock, settings: AnswerSettings) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._settings = settings
+
+    async def pieces(
+        self, draft: Draft, sampling: Sampling, prefix: str = "", *, form_note: str = "", tools: ToolConversation | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Stream what the model writes behind `prefix`, into the draft too. `form_note` says what form the answer is to have."""
+        messages = tools or local_messages(draft.request.messages, self._settings.prompt_form, form_note=form_note)
+        began = self._clock.monotonic()
+        draft.tokens.begin(len(draft.text))
+        async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed or 0), prefix)) as deltas:
+            async for delta in deltas:
+                draft.tokens.add(delta.tokens)
+                if delta.response is not None:
+                    draft.local_s += self._clock.monotonic() - began
+                    draft.responses.append(delta.response)
+                    draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
+                if delta.text:
+                    draft.local_text += delta.text
+                    yield delta.text
+
+    def asks(self, draft: Draft) -> bool:
+        """Whether the last response asks for help."""
+        last = draft.responses[-1] if draft.responses else None
+        if last is None or last.finish is not FinishReason.EOS:
+            return False
+        if draft.overridden == "to ask":
+            return True
+        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
+
+    def usable(self, draft: Draft) -> bool:
+        """Whether the last response is an answer."""
+        if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
+            return True
+        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
+
+
+class HelpHoldBack:
+    """Lets text pass, except what follows `</think>` while it may still become a help request."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self.sent = 0
+        """Characters let pass so far."""
+
+    def feed(self, piece: str) -> str:
+        """Take the next piece; returns what may be shown now."""
+        self._text += piece
+        closing = self._text.find("</think>")
+        end = closing + len("</think>")
+        held = closing >= 0 and may_become_request(self._text[end:])
+        return self._release(end if held else len(self._text))
+
+    def rest(self) -> str:
+        """All that is held; for a response that turned out not to ask."""
+        return self._release(len(self._text))
+
+    def _release(self, end: int) -> str:
+        start, self.sent = self.sent, max(self.sent, end)
+        return self._text[start : self.sent]
+
+
+def may_become_request(tail: str) -> bool:
+    """Text after `</think>` that is a beginning of a help request, or one already."""
+    bare = tail.strip()
+    if "<answer>".startswith(bare):
+        return True
+    words = bare.removeprefix("<answer>").strip().lower()
+    phrase = HELP_PHRASE.rstrip(".").lower()
+    return phrase.startswith(words) or words.startswith(phrase)
+
+
+def update_dial(dial: HelpDial, draft: Draft, setting: Setting | None) -> None:
+    """The dial learns from a local answer; without a setting asking was impossible."""
+    response = draft.responses[-1] if draft.responses else None
+    if response is None:
+        return
+    if setting is None:
+        dial.seen(response.help_log_odds, response.adapter_version)
+    else:
+        dial.answered(setting, draft.asked, response.help_log_odds, response.adapter_version)

@@ -1,0 +1,126 @@
+"""The form of an answer and the tools that it may call, from OpenAI's words to what holds a local model to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from edge.answering.held_answers import schema_validator
+from edge.core.errors import Unsupported
+from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, ToolConversation, ToolUse
+from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, object_grammar, schema_grammar
+from edge.inference.regex_grammar import literal
+from edge.serve.errors import invalid_value
+
+if TYPE_CHECKING:
+    from edge.serve.chat_schemas import ChatMessage
+
+MOST_CALLS = 16
+"""Calls of tools in one answer."""
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def answer_form(schema: Any, parameter: str, place: str) -> AnswerForm:
+    """The form of a schema (None: any object). `parameter` and `place` of the schema are the client's names. Raises RequestProblem."""
+    if schema is None:
+        return AnswerForm(parameter, "", object_grammar())
+    try:
+        form = AnswerForm(parameter, grammar=schema_grammar(schema, place))
+    except Unsupported as error:
+        form = AnswerForm(error.parameter, unheld=str(error))
+    except MalformedSchema as error:
+        raise invalid_value(error.place, str(error), "invalid_json_schema") from error
+    try:
+        schema_validator(schema)
+    except ValueError as error:
+        message = " ".join(str(getattr(error, "message", error)).split())[:200]
+        raise invalid_value(place, message, "invalid_json_schema") from error
+    return replace(form, schema=json.dumps(schema, ensure_ascii=False))
+
+
+def tool_use(
+    tools: Sequence[Mapping[str, Any]],
+    choice: Any,
+    conversation: ToolConversation,
+    form: AnswerForm | None,
+    places: Sequence[str],
+    *,
+    parallel: bool,
+) -> ToolUse | None:
+    """How a local model calls functions; None where it cannot, as with custom tools.
+
+    `choice` as the client sent it; `places`: its names for the tools' parameters. Parameters of a tool that is not strict may have
+    keywords that no grammar holds: its arguments are some object then. Raises RequestProblem where a strict one has.
+    """
+    if any(tool["type"] != "function" for tool in tools) or (form is not None and not form.grammar):
+        return None
+    named = ""
+    if isinstance(choice, Mapping):
+        named = (choice.get("function") or {}).get("name", "")
+        if choice.get("type") != "function":
+            return None
+        if named not in [tool["function"]["name"] for tool in tools]:
+            raise invalid_value("tool_choice", f"names {named[:64]!r}, which is not among the tools")
+    schemas, calls = dict[str, Schema](), list[str]()
+    for number, (tool, place) in enumerate(zip(tools, places, strict=True)):
+        function = tool["function"]
+        if named in ("", function["name"]):
+            schemas[f"t{number}"] = _parameters(function, place)
+            opening = f'{{"name": {json.dumps(function["name"])}, "arguments": '
+            calls.append(f'{literal(opening)} t{number} "}}"')
+    another = (
+        f" ( {literal(CALL_CLOSING + chr(10) + CALL_OPENING)} call ){{0,{MOST_CALLS - 1}}}" if parallel and not named else ""
+    )
+    rules = {"call": " | ".join(calls), "calls": f"call{another} {literal(CALL_CLOSING)}"}
+    required, either = bool(named) or choice == "required", ""
+    if form is not None and not required:
+        forms = {"form": Schema(json.loads(form.schema) if form.schema else _ANY_OBJECT, form.parameter)}
+        either = grammar_of({**schemas, **forms}, f"form | {literal(CALL_OPENING)} calls", rules)
+    return ToolUse(conversation, grammar_of(schemas, "calls", rules), required, either)
+
+
+def _parameters(function: Mapping[str, Any], place: str) -> Schema:
+    schema = function.get("parameters") or _ANY_OBJECT
+    try:
+        schema_grammar(schema, place)
+    except Unsupported as error:
+        if function.get("strict"):
+            raise invalid_value(
+                error.parameter, f"cannot be held while a local model writes: {error}", "unsupported_value"
+            ) from error
+        schema = _ANY_OBJECT
+    except MalformedSchema as error:
+        raise invalid_value(error.place, str(error), "invalid_json_schema") from error
+    return Schema(schema, place)
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> tuple[Mapping[str, Any], ...]:
+    """The messages as chat templates read them: texts in one piece, arguments of calls as values."""
+    return tuple(map(_turn, messages))
+
+
+def _turn(message: ChatMessage) -> Mapping[str, Any]:
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.called.name, "arguments": _arguments(call.called.model_extra)},
+            }
+            for call in message.tool_calls
+            if call.called
+        ]
+    return turn | ({"tool_call_id": message.tool_call_id} if message.tool_call_id else {})
+
+
+def _arguments(fields: Mapping[str, Any] | None) -> Any:
+    given = (fields or {}).get("arguments", "")
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given

@@ -1,0 +1,277 @@
+"""OpenAI's Responses API on the wire: the request, as a chat request too, and the objects of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from edge.serve.chat_schemas import ChatRequest, edge_metadata
+from edge.serve.errors import RequestProblem, invalid_request, invalid_value
+from edge.serve.ports import AnswerNote
+from edge.serve.schemas import Ignored, Passed, RequestBody, ResponseBody, StreamOptions, Text, Unsupported, explain, field_error
+
+_TEXTS = ("input_text", "output_text", "text", "refusal")
+_ROLES = ("user", "assistant", "system", "developer")
+_CHAT_NAMES = (
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format(\.json_schema)?", "text.format"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+    (r"tool_choice\.function", "tool_choice"),
+    (r"messages(\[\d+\])?", "input"),
+)
+"""What a chat request's parameters are called in this one."""
+Message = dict[str, Any]
+
+
+class TextOptions(Passed):
+    """The form of the text."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesRequest(RequestBody):
+    """The body of POST /v1/responses."""
+
+    model: str = "edge"
+    input: Annotated[
+        Text | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)],
+        explain("must be a text or a list of at least one item"),
+    ]
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Any = None
+    top_p: Any = None
+    metadata: Any = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Ignored = None
+    reasoning: Ignored = None
+    truncation: Ignored = None
+    include: Ignored = None
+    background: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ResponsesRequest:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "only together with stream")
+        return self
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The parameters that were given and have no effect here."""
+        given = {name: getattr(self, name) for name in ("top_logprobs", "reasoning", "truncation", "include")}
+        return tuple(name for name, value in given.items() if value not in (None, "disabled", 0, []))
+
+    def as_chat(self, history: Sequence[Message]) -> ChatRequest:
+        """The same as a chat request, behind the messages of earlier turns. Raises RequestProblem in this request's words."""
+        tools = [_chat_tool(number, tool) for number, tool in enumerate(self.tools or ())]
+        form = self.text.format if self.text else None
+        fields = {
+            "model": self.model,
+            "messages": [*self.opening(), *history, *self.messages()],
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "metadata": self.metadata,
+            "tools": tools or None,
+            "tool_choice": _chat_choice(self.tool_choice) if tools else None,
+            "parallel_tool_calls": self.parallel_tool_calls if tools else None,
+            "response_format": None if form is None else _chat_format(form),
+            "stream": self.stream,
+        }
+        try:
+            return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            problem = invalid_request(found)
+            param = name_of(problem.param or "")
+            raise invalid_value(param, str(problem).partition(": ")[2], problem.code or "invalid_value") from error
+
+    def opening(self) -> list[Message]:
+        """The instructions, which hold for this turn alone."""
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
+
+    def messages(self) -> list[Message]:
+        """The input as messages of a chat. Raises RequestProblem."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        found: list[Message] = []
+        for number, item in enumerate(self.input):
+            place, kind = f"input[{number}]", item.get("type", "message")
+            if kind == "message":
+                if item.get("role") not in _ROLES:
+                    raise invalid_value(f"{place}.role", f"must be one of {', '.join(_ROLES)}")
+                found.append({"role": item["role"], "content": _text_of(item.get("content"), f"{place}.content")})
+            elif kind == "function_call":
+                _add_call(found, item, place)
+            elif kind == "function_call_output":
+                output = _text_of(item.get("output"), f"{place}.output")
+                found.append({"role": "tool", "tool_call_id": _needed(item, "call_id", place), "content": output})
+            elif kind != "reasoning":  # thoughts of earlier turns are not read again
+                raise invalid_value(f"{place}.type", f"{str(kind)[:40]!r} is not supported", "unsupported_value")
+        return found
+
+
+def name_of(chat_parameter: str) -> str:
+    """What a chat request's parameter is called in this one."""
+    for pattern, name in _CHAT_NAMES:
+        renamed, count = re.subn(f"^{pattern}", name, chat_parameter)
+        if count:
+            return renamed
+    return "max_output_tokens" if chat_parameter == "max_completion_tokens" else chat_parameter
+
+
+def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise invalid_value(f"{place}.{name}", "must be a text")
+    return value
+
+
+def _add_call(found: list[Message], item: Mapping[str, Any], place: str) -> None:
+    """Calls that follow one another are one message of the assistant."""
+    function = {"name": _needed(item, "name", place), "arguments": item.get("arguments") or "{}"}
+    call = {"id": _needed(item, "call_id", place), "type": "function", "function": function}
+    if found and found[-1]["role"] == "assistant":
+        found[-1].setdefault("tool_calls", []).append(call)
+    else:
+        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def _text_of(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise invalid_value(place, "must be a text or a list of text parts")
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind not in _TEXTS:
+            message = f"a part of type {str(kind)[:40]!r} is not supported; this model reads text"
+            raise invalid_value(f"{place}[{number}].type", message, "unsupported_value")
+        if not isinstance(text, str):
+            raise invalid_value(f"{place}[{number}].text", "must be a text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        kind = str(tool.get("type"))[:40]
+        raise invalid_value(f"tools[{number}].type", f"{kind!r} is not served here; only functions are", "unsupported_value")
+    kept = {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": kept}
+
+
+def _chat_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _chat_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        return {"type": form.get("type")}
+    named = {name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None}
+    return {"type": "json_schema", "json_schema": named}
+
+
+class Response(ResponseBody):
+    """An answer."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    status: Literal["completed", "incomplete", "in_progress", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+
+
+class Deleted(ResponseBody):
+    """It is no longer stored."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputItems(ResponseBody):
+    """What was asked."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+def response_id(answer_id: str) -> str:
+    """The id of an answer as clients of this API expect it."""
+    return f"resp_{answer_id}"
+
+
+def response_head(request: ResponsesRequest, answer_id: str, created: int) -> dict[str, Any]:
+    """What is known of a response before there is one: `in_progress`."""
+    form = (request.text.format if request.text else None) or {"type": "text"}
+    return {
+        "id": response_id(answer_id),
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "store": request.store is not False,
+        "temperature": request.temperature,
+        "text": {"format": form},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": request.tools or [],
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def finished(
+    head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], note: AnswerNote, chat: ChatRequest, ignored: Sequence[str]
+) -> dict[str, Any]:
+    """The whole response."""
+    cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(note.finish)
+    usage = {
+        "input_tokens": note.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": note.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": note.prompt_tokens + note.completion_tokens,
+    }
+    edge = edge_metadata(chat, note)
+    return {
+        **head,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": cut} if cut else None,
+        "output": list(output),
+        "usage": usage,
+        "edge": {**edge, "ignored_parameters": [*edge["ignored_parameters"], *ignored]},
+    }
+
+
+def problem_body(problem: RequestProblem) -> dict[str, Any]:
+    """The error of a response that failed."""
+    return {"code": problem.code or "server_error", "message": str(problem)}

@@ -1,0 +1,272 @@
+"""What grammars hold a model to: random schemas, keywords at their bounds, UTF-8, control tokens, tools in the model's template."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from edge.core.errors import Unsupported
+from edge.core.types import CALL_CLOSING, CALL_OPENING, FinishReason, LocalResponse, Message, Sampling, ToolConversation, ToolUse
+from edge.core.worker import EngineWorker
+from edge.inference.chat_template import ChatTemplate
+from edge.inference.gguf_model import GgufModel
+from edge.inference.json_grammar import MalformedSchema, object_grammar, schema_grammar
+from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.catalogue import find_model
+from edge.serve.answer_forms import tool_use
+from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
+from tests.random_schemas import random_schema
+
+SCHEMAS = 200
+QUESTION = [Message("user", "What is 4 + 1?")]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Iterator[LlamaCppBackend]:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(find_model("nano-edge"), worker, n_threads=1, max_rows=2, n_ctx=2048)
+    yield backend
+    asyncio.run(backend.aclose())
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppBackend]:
+    """Random weights over single bytes: most of what it would write is not even UTF-8."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_model(path, chat_template=TOOL_TEMPLATE, context_length=4096)
+    worker = EngineWorker()
+    backend = LlamaCppBackend(path, worker, n_threads=1, max_rows=2, n_ctx=4096)
+    yield backend
+    asyncio.run(backend.aclose())
+    worker.close()
+
+
+async def written(backend: LlamaCppBackend, grammar: str, seed: int = 1, prefix: str = "", **sampling: Any) -> LocalResponse:
+    async for delta in backend.stream(QUESTION, Sampling(**{"grammar": grammar, "max_tokens": 900, **sampling}), seed, prefix):
+        if delta.response is not None:
+            return delta.response
+    raise AssertionError("no end")
+
+
+def fits(schema: Any, text: str) -> bool:
+    return jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize("lot", range(4))
+async def test_every_answer_to_a_random_schema_validates(nano: LlamaCppBackend, lot: int) -> None:
+    """Temperature 1, so that it strays; an answer may only be cut off, and says so then."""
+    whole = 0
+    for seed in range(lot * SCHEMAS // 4, (lot + 1) * SCHEMAS // 4):
+        schema = random_schema(Random(seed))
+        response = await written(nano, schema_grammar(schema, "schema"), seed)
+        assert response.finish in (FinishReason.EOS, FinishReason.LENGTH)
+        if response.finish is FinishReason.EOS:
+            whole += 1
+            assert fits(schema, response.text), (seed, response.text)
+    assert whole >= SCHEMAS // 4 * 0.8
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 3, "maxLength": 3},
+        {"type": "string", "pattern": "^[^a-z]{4}$"},
+        {"type": "object", "properties": {"größe": {"type": "string", "maxLength": 4}}, "required": ["größe"]},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "boolean"}, "required": ["a"]},
+        {
+            "type": "array",
+            "items": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.35},
+            "minItems": 4,
+            "maxItems": 4,
+        },
+        {"type": "array", "items": {"type": "integer", "minimum": -12, "exclusiveMaximum": 105}, "minItems": 5, "maxItems": 5},
+        {"enum": ["ä\n", {"b": [1, None]}, "</answer>"]},
+    ],
+    ids=json.dumps,
+)
+async def test_a_model_that_writes_anything_keeps_to_the_schema_and_to_unicode(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar(schema, "schema"), seed, max_tokens=400)
+        assert response.finish is FinishReason.EOS
+        assert "\ufffd" not in response.text and fits(schema, response.text)
+
+
+async def test_numbers_stay_within_any_bounds(tiny: LlamaCppBackend) -> None:
+    random, written_numbers = Random(1), 0
+    for seed in range(60):
+        low = random.choice([0, 1, -1, 0.5, -0.5, 99, 0.001, -3.25, 123456.789, -1e9, 1e10])
+        bounds = {random.choice(["minimum", "exclusiveMinimum"]): low} if random.random() < 0.75 else {}
+        if random.random() < 0.75:
+            bounds[random.choice(["maximum", "exclusiveMaximum"])] = round(low + random.choice([0, 0.25, 1, 2, 9, 90, 1e7]), 3)
+        kind = random.choice(["number", "number", "integer"])
+        schema = {"type": "array", "items": {"type": kind, **bounds}, "minItems": 6, "maxItems": 6}
+        try:
+            grammar = schema_grammar(schema, "s")
+        except Unsupported:  # where no number lies within
+            continue
+        response = await written(tiny, grammar, seed, temperature=2.0, max_tokens=400)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), (bounds, response.text)
+        written_numbers += 6
+    assert written_numbers > 240
+
+
+@pytest.mark.parametrize("bound", ["exclusiveMaximum", "exclusiveMinimum"])
+async def test_a_bound_that_is_outside_is_never_written(tiny: LlamaCppBackend, bound: str) -> None:
+    schema = {"type": "array", "items": {"type": "number", bound: 0}, "minItems": 6, "maxItems": 6}
+    for seed in range(10):
+        response = await written(tiny, schema_grammar(schema, "s"), seed, temperature=3.0, max_tokens=400)
+        assert fits(schema, response.text), response.text
+
+
+async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaCppBackend) -> None:
+    held = await written(nano, object_grammar(), temperature=0.0, top_logprobs=2, max_tokens=3)
+    free = await written(nano, "", temperature=0.0, top_logprobs=2, max_tokens=1)
+    assert [each.logprob for each in held.tokens[0].top] == pytest.approx([each.logprob for each in free.tokens[0].top], abs=1e-9)
+    assert held.logprobs[0] < free.logprobs[0]
+    again = await written(nano, object_grammar(), temperature=0.0, max_tokens=3)
+    assert again.logprobs == held.logprobs
+
+
+async def test_rollouts_beside_a_held_answer_are_what_they_are_alone(nano: LlamaCppBackend) -> None:
+    alone = await nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2])
+    beside, _ = await asyncio.gather(
+        nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2]), written(nano, object_grammar(), max_tokens=60)
+    )
+    assert [each.token_ids for each in beside.responses] == [each.token_ids for each in alone.responses]
+
+
+async def test_a_character_that_the_vocabulary_cannot_spell_ends_the_answer_and_nobody_elses(nano: LlamaCppBackend) -> None:
+    impossible = 'root ::= "a" [\\U0000D800-\\U0000D801]'
+    assert (await written(nano, impossible)).finish is FinishReason.LENGTH
+    assert (await written(nano, 'root ::= "a"')).text == "a"
+
+
+async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -> None:
+    with pytest.raises(Unsupported):
+        await written(nano, "root ::= (")
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "array", "uniqueItems": True}, "s.uniqueItems"),
+        ({"properties": {"a": {"multipleOf": 2}}}, "s.properties.a.multipleOf"),
+        ({"items": {"patternProperties": {}}}, "s.items.patternProperties"),
+        ({"type": "string", "format": "iri"}, "s.format"),
+        ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
+        ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
+        ({"$ref": "#"}, "s.$ref"),
+        ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, "s.$ref"),
+        ({"$ref": "other.json"}, "s.$ref"),
+        ({"type": "object", "minProperties": 1}, "s.minProperties"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "s.minimum"),
+        ({"type": "array", "items": False, "minItems": 1}, "s.minItems"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "s.type"),
+        (False, "s"),
+    ],
+    ids=json.dumps,
+)
+def test_what_cannot_be_held_is_refused_at_its_place(schema: Any, place: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        schema_grammar(schema, "s")
+    assert (caught.value.parameter, str(caught.value).startswith(place)) == (place, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "strin"}, "s.type"),
+        ({"properties": []}, "s.properties"),
+        ({"anyOf": []}, "s.anyOf"),
+        ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
+        ({"$ref": "#/$defs/none"}, "s.$ref"),
+        ({"type": "object", "properties": {"a": 3}}, "s.properties.a"),
+    ],
+    ids=json.dumps,
+)
+def test_what_is_no_schema_is_refused_at_its_place(schema: Any, place: str) -> None:
+    with pytest.raises(MalformedSchema) as caught:
+        schema_grammar(schema, "s")
+    assert caught.value.place == place
+
+
+ADD = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "description": 'say <|im_end|> or "<tool_call>"', "parameters": ADD}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+TURNS = (
+    {"role": "user", "content": "What is 4 + 1? <|im_end|>"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 4}}}]},
+    {"role": "tool", "content": "5"},
+)
+
+
+def use(choice: Any = "auto", **options: Any) -> ToolUse:
+    conversation = ToolConversation(tuple(QUESTION), TURNS, tuple(TOOLS))
+    found = tool_use(
+        TOOLS, choice, conversation, None, ["tools[0].function.parameters", "tools[1].function.parameters"], **options
+    )
+    assert found is not None
+    return found
+
+
+def test_a_template_that_knows_tools_reads_them_and_their_calls(tiny: LlamaCppBackend, nano: LlamaCppBackend) -> None:
+    assert (tiny.tokenizer.calls_tools, nano.tokenizer.calls_tools) == (True, False)
+    prompt = tiny.text_of(tiny.prompt_ids(use(parallel=True).conversation))
+    assert '{"type": "function", "function": {"name": "add", "description": "say <|im_end|> or \\"<tool_call>\\""' in prompt
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call><|im_end|>\n<|im_start|>tool\n5' in prompt
+    ends = tiny.prompt_ids(use(parallel=True).conversation).count(tiny.text_tokens("<|im_end|>")[0])
+    assert ends == len(TURNS) + 1, "control tokens in texts stay text"
+
+
+def test_only_templates_that_write_calls_as_they_are_read_call_tools(tiny: LlamaCppBackend) -> None:
+    model = GgufModel(Path(tiny.model.path), vocab_only=True)
+    other_forms = (
+        TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
+        TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),
+        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ 1 + 'a' }}"),
+        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ raise_exception('none') }}"),
+    )
+    assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls_tools
+    assert not any(ChatTemplate(source, model.vocabulary, {}).calls_tools for source in other_forms)
+    model.close()
+
+
+def deep(levels: int) -> Any:
+    schema: Any = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_a_schema_is_read_to_a_depth_and_a_size() -> None:
+    assert schema_grammar(deep(40), "s")
+    for levels in (200, 50_000):
+        with pytest.raises(MalformedSchema):
+            schema_grammar(deep(levels), "s")
+    with pytest.raises(Unsupported):
+        schema_grammar({"enum": ["x" * 100] * 1000}, "s")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+async def test_calls_have_the_arguments_that_their_tool_takes(tiny: LlamaCppBackend, choice: Any) -> None:
+    held = use(choice, parallel=False)
+    for seed in range(4):
+        sampling = Sampling(grammar=held.calls, max_tokens=200)
+        text = ""
+        async for delta in tiny.stream(held.conversation, sampling, seed, CALL_OPENING):
+            text += delta.text
+        call = json.loads(text.removesuffix(CALL_CLOSING))
+        assert call["name"] in ("add", "now")[: 1 if isinstance(choice, dict) else 2]
+        assert fits(ADD, json.dumps(call["arguments"])) if call["name"] == "add" else call["arguments"] == {}

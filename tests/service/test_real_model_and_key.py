@@ -1,0 +1,128 @@
+"""An instruct model of the Qwen family, by name, and an OpenAI-compatible cloud with a key: as the README has it, with random weights and a
+server of our own in their places."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import yaml
+from aiohttp import web
+
+from edge.cli.remote import announcement
+from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
+from tests.service.upstream_server import Upstream, completion, running_upstream
+
+KEY, MODEL = "sk-a-key-of-somebody-s", "Qwen2.5-0.5B-Instruct-Q8_0"
+QUESTION: Any = [{"role": "user", "content": "Where is the Matterhorn?"}]
+PLACE = {"type": "object", "properties": {"place": {"type": "string", "maxLength": 12}}, "required": ["place"]}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}}
+TOOL: Any = {"type": "function", "function": {"name": "find", "parameters": PLACE}}
+START_S = 60
+
+
+async def cloud(request: web.Request) -> web.StreamResponse:
+    """Answers in the form that is asked for, whole; 20 tokens in, 100 out."""
+    body = await request.json()
+    text = '{"place": "Zermatt"}' if "response_format" in body else "In Zermatt."
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return web.json_response(completion(choices=[choice], usage={"prompt_tokens": 20, "completion_tokens": 100}))
+
+
+async def edge_agent(environment: Mapping[str, str], *words: str) -> str:
+    """Run a command; what it says."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge.cli", *words),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), START_S)
+    assert process.returncode == 0, said.decode()
+    return said.decode()
+
+
+@asynccontextmanager
+async def running_agent(folder: Path, upstream: Upstream) -> AsyncIterator[tuple[openai.AsyncOpenAI, dict[str, str]]]:
+    """`models pull`, a configuration, `run`; a client, and the environment of further commands."""
+    state = folder / "state"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("EDGE_AGENT_")},
+        "EDGE_AGENT_MODELS": str(folder / "models"),
+        "OPENAI_API_KEY": KEY,
+        "OMP_NUM_THREADS": "1",
+    }
+    write_tiny_model(folder / f"{MODEL}.gguf", prompt_form=None, chat_template=TOOL_TEMPLATE, context_length=4096)
+    await edge_agent(environment, "models", "pull", str(folder / f"{MODEL}.gguf"))
+    embedded = {
+        "upstream": "openai_compatible",
+        "base_url": upstream.base_url,
+        "model": "gpt-4o-mini",
+        "api_key_env": "OPENAI_API_KEY",
+        "price_in_uusd_per_mtok": 150_000,  # at OpenAI's own address the published price is known
+        "price_out_uusd_per_mtok": 600_000,
+    }
+    settings = {"coordinator": {"embedded": embedded}, "engine": {"threads": 1}, "model": {"context_tokens": 4096}}
+    (folder / "cloud.yaml").write_text(yaml.safe_dump(settings))
+    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--no-learn", "--port", "0", "--state", str(state))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge.cli", *words),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            while "OpenAI-compatible at" not in (line := (await process.stdout.readline()).decode()):
+                assert line
+        found = announcement(state)
+        assert found is not None
+        async with openai.AsyncOpenAI(base_url=f"{found['url']}/v1", api_key="none", max_retries=0) as client:
+            yield client, environment
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), START_S)
+
+
+async def test_a_model_by_name_and_a_key_in_the_environment_answer_and_stay_within_the_ledger(tmp_path: Path) -> None:
+    async with running_upstream(cloud) as upstream, running_agent(tmp_path, upstream) as (client, environment):
+        chat: Any = client.chat.completions.create
+        answer = await chat(model="edge-cloud", messages=QUESTION)
+        assert (answer.choices[0].message.content, answer.edge["source"]) == ("In Zermatt.", "cloud")
+        assert (answer.usage.total_tokens, answer.edge["spend_uusd"]) == (120, 20 * 0.15 + 100 * 0.6)
+        assert upstream.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+        held = await chat(model="edge-cloud", messages=QUESTION, response_format=FORM)
+        assert (json.loads(held.choices[0].message.content), upstream.bodies[1]["response_format"]) == (
+            {"place": "Zermatt"},
+            FORM,
+        )
+        again = await client.responses.create(
+            model="edge-cloud", input="And where?", text={"format": {"type": "json_schema", "name": "place", "schema": PLACE}}
+        )
+        assert json.loads(again.output_text) == {"place": "Zermatt"}
+
+        for seed in range(3):
+            local = await chat(model="edge-local", messages=QUESTION, response_format=FORM, seed=seed, temperature=1)
+            assert (local.edge["source"], local.choices[0].finish_reason) == ("local", "stop")
+            assert len(json.loads(local.choices[0].message.content)["place"]) <= 12
+            called = await chat(model="edge", messages=QUESTION, tools=[TOOL], tool_choice="required", seed=seed, temperature=1)
+            (call,) = called.choices[0].message.tool_calls[:1]
+            assert (called.edge["source"], call.function.name) == ("local", "find")
+            assert len(json.loads(call.function.arguments)["place"]) <= 12
+
+        usage: Any = await client.get("/usage", cast_to=object)
+        assert (usage["ledger"]["used"]["calls"], usage["ledger"]["used"]["spend_uusd"]) == (3, 3 * 63)
+        folder = tmp_path / "state"
+        outbox = await edge_agent(environment, "outbox", "--state", str(folder))
+        assert KEY not in outbox
+        written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+        assert not any(KEY.encode() in content for content in written), "the key is in no file"

@@ -1,0 +1,219 @@
+"""Answers in a form, and with tools that the local model calls: what is held, who is asked, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, UnfitAnswer, Unsupported
+from edge.core.types import CALL_OPENING, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
+from edge.learning.own_use import own_items
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
+from edge.state.feedback import Feedback
+from edge.testing.coordinator import ScriptedCoordinatorClient
+from tests.unit.agent_world import HELP, World
+
+QUESTION = (Message("user", "What is 4 + 1?"),)
+SCHEMA = json.dumps({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]})
+FORM = AnswerForm("response_format", SCHEMA, "root ::= object")
+SENT = json.dumps({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": json.loads(SCHEMA)}}})
+THOUGHT = "<think>\nStep 1: hard\n</think>\n"
+LOCAL, CLOUD = '{"answer": 5}', '{"answer": 6}'
+
+
+class Speaks:
+    """A model that thinks and answers in the form, or asks; it notes how it was asked."""
+
+    def __init__(self, *, thought: str = THOUGHT, asks: bool = False, answer: str = LOCAL) -> None:
+        self.thought, self.asks, self.answer = thought, asks, answer
+        self.asked: list[Sampling] = []
+
+    def __call__(self, messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        self.asked.append(sampling)
+        if sampling.grammar:
+            return f"{self.thought}<answer>{self.answer}" if self.thought else self.answer
+        return HELP if self.asks else f"{self.thought}<answer>\\boxed{{5}}</answer>"
+
+
+async def answered(world: World, **options: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
+    request = AnswerRequest(QUESTION, **{"form": FORM, "beyond": BeyondText(SENT), **options})
+    async with world.agent() as agent:
+        pieces = [piece async for piece in agent.answerer.stream(request)]
+        record = pieces[-1].record
+        assert record is not None and agent.records.why(record.id) == record
+    return record, pieces
+
+
+def world_of(tmp_path: Path, script: Any, cloud: str = CLOUD, **options: Any) -> World:
+    world = World(tmp_path / "state", script=script, **options)
+    world.client = ScriptedCoordinatorClient(lambda call: cloud, terms=world.terms)
+    return world
+
+
+async def test_the_model_thinks_freely_and_then_writes_the_form(tmp_path: Path) -> None:
+    model = Speaks()
+    record, pieces = await answered(world_of(tmp_path, model, mode="local-only"))
+    assert (record.final, record.source, record.finish, record.held) == (LOCAL, "local", "stop", True)
+    assert "".join(piece.text for piece in pieces if piece.verbatim) == LOCAL
+    assert "".join(piece.text for piece in pieces).startswith("<think>\nStep 1: hard")
+    assert [bool(sampling.grammar) for sampling in model.asked] == [False, True]
+    assert model.asked[0].max_tokens == model.asked[1].max_tokens // 2 or model.asked[0].max_tokens < model.asked[1].max_tokens
+
+
+async def test_a_model_that_does_not_think_first_writes_the_form_at_once(tmp_path: Path) -> None:
+    record, _ = await answered(world_of(tmp_path, Speaks(thought=""), mode="local-only"))
+    assert (record.text, record.local_text) == (LOCAL, LOCAL)
+
+
+async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Path) -> None:
+    def bare(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        return f"{THOUGHT}<answer>{LOCAL}" if sampling.grammar else f"{THOUGHT}It is five, as everybody knows. {LOCAL}"
+
+    record, pieces = await answered(world_of(tmp_path, bare))
+    assert "".join(piece.text for piece in pieces) == f"{THOUGHT.strip()}{LOCAL}"
+    assert (record.source, record.final) == ("local", LOCAL)
+
+
+async def test_an_answer_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    record, _ = await answered(world_of(tmp_path, Speaks(thought="", answer="{ 1 2 3 4 5"), mode="local-only"), max_tokens=3)
+    assert record.finish == "length"
+
+
+async def test_a_model_that_asks_gets_the_clouds_answer_in_the_form(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(asks=True))
+    record, pieces = await answered(world)
+    assert (record.source, record.final, record.reason, record.asked) == ("cloud", CLOUD, "the model asked for help", True)
+    assert [call.openai_json for call in world.client.calls] == [SENT]
+    assert [piece.text for piece in pieces if piece.verbatim] == [CLOUD]
+
+
+@pytest.mark.parametrize("cloud", ['{"answer": "six"}', "six", '{"answer": NaN}', "[6]"])
+async def test_a_cloud_answer_without_the_form_is_none_but_is_paid(tmp_path: Path, cloud: str) -> None:
+    record, pieces = await answered(world_of(tmp_path, Speaks(asks=True), cloud))
+    assert (record.source, record.final) == ("local-fallback", LOCAL)
+    assert record.cloud_tokens > 0 and "response_format" in record.reason
+    assert cloud not in "".join(piece.text for piece in pieces)
+
+
+async def test_a_form_that_the_cloud_refuses_is_held_here(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(asks=True))
+    world.client.fail_next("stream_complete", InvalidRequest("it cannot"))
+    record, _ = await answered(world)
+    assert (record.source, record.final) == ("local-fallback", LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"), [(InvalidRequest("it cannot"), Unsupported), (CoordinatorUnavailable("gone"), CoordinatorUnavailable)]
+)
+async def test_a_demand_for_the_cloud_that_fails_is_an_error(tmp_path: Path, failure: Any, kind: Any) -> None:
+    world = world_of(tmp_path, Speaks(), mode="cloud-only")
+    world.client.fail_next("stream_complete", failure)
+    with pytest.raises(kind):
+        await answered(world)
+
+
+async def test_a_demanded_cloud_answer_without_the_form_is_an_error_and_recorded(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(), "six", mode="cloud-only")
+    with pytest.raises(UnfitAnswer, match="response_format"):
+        await answered(world)
+    async with world.agent() as agent:
+        assert agent.records.used_today().today.calls == 1
+    world = World(tmp_path / "off", mode="cloud-only", switched_off="off")
+    with pytest.raises(CloudOff):
+        await answered(world)
+
+
+async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_unless_the_cloud_answers(tmp_path: Path) -> None:
+    unheld = AnswerForm("response_format.json_schema.schema.not", SCHEMA, "", "response_format.json_schema.schema.not: cannot")
+    with pytest.raises(Unsupported) as caught:
+        await answered(world_of(tmp_path, Speaks()), form=unheld)
+    assert caught.value.parameter == "response_format.json_schema.schema.not"
+    record, _ = await answered(world_of(tmp_path, Speaks(), mode="cloud-only"), form=unheld)
+    assert (record.source, record.final) == ("cloud", CLOUD)
+
+
+async def test_an_engine_that_follows_no_grammar_is_refused_by_the_name_that_the_caller_sent(tmp_path: Path) -> None:
+    def refuses(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        if sampling.grammar:
+            raise Unsupported("a model folder cannot be held to a form", parameter="grammar")
+        return THOUGHT
+
+    with pytest.raises(Unsupported, match=r"text\.format: a model folder") as caught:
+        await answered(world_of(tmp_path, refuses, mode="local-only"), form=AnswerForm("text.format", SCHEMA, "root ::= object"))
+    assert caught.value.parameter == "text.format"
+
+
+async def test_an_answer_in_a_form_is_not_learned_from(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(), mode="local-only")
+    async with world.agent() as agent:
+        for form in (FORM, None):
+            record = await agent.answerer.answer(AnswerRequest(QUESTION, form=form))
+            agent.records.rate(Feedback(record.id, "good", None))
+            assert len(own_items(agent.records.feedback, feedback=True, agreement=False)) == (form is None)
+
+
+CONVERSATION = ToolConversation(QUESTION, ({"role": "user", "content": "What is 4 + 1?"},), ({"type": "function"},))
+TOOLS: dict[str, Any] = {"form": None, "beyond": BeyondText('{"tools": []}', ("tools",))}
+CALLS = """{"name": "add", "arguments": {"a": 4, "text": "</tool_call>"}}
+</tool_call>
+<tool_call>
+{"name": "now", "arguments": {}}
+</tool_call>"""
+
+
+def calls(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+    if sampling.grammar == "either":
+        return CALL_OPENING + CALLS
+    return f"I look.\n{CALL_OPENING}{CALLS}"
+
+
+def calling_world(tmp_path: Path, script: Any, **options: Any) -> World:
+    return world_of(tmp_path, script, calls_tools=True, **options)
+
+
+@pytest.mark.parametrize("mode", ["auto", "prefer-local", "local-only"])
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        (ToolUse(CONVERSATION, "calls"), "I look.\n"),
+        (ToolUse(CONVERSATION, "calls", calls_or_form="either"), ""),
+    ],
+)
+async def test_the_local_model_calls_tools(tmp_path: Path, mode: str, tools: ToolUse, text: str) -> None:
+    world = calling_world(tmp_path, calls, mode=mode)
+    record, pieces = await answered(world, **TOOLS, tools=tools)
+    assert (record.source, record.finish, "".join(piece.text for piece in pieces)) == ("local", "tool_calls", text)
+    functions = [call["function"] for call in json.loads(record.openai_json)["tool_calls"]]
+    assert [(each["name"], json.loads(each["arguments"])) for each in functions] == [
+        ("add", {"a": 4, "text": "</tool_call>"}),
+        ("now", {}),
+    ]
+    assert world.client.calls == []
+
+
+async def test_a_call_that_is_required_is_written_at_once(tmp_path: Path) -> None:
+    world = calling_world(tmp_path, lambda *_: CALL_OPENING + CALLS)
+    record, pieces = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls", required=True))
+    assert (record.finish, "".join(piece.text for piece in pieces)) == ("tool_calls", "")
+
+
+async def test_a_model_that_may_call_tools_may_just_answer(tmp_path: Path) -> None:
+    world = calling_world(tmp_path, lambda *_: "Five.")
+    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
+    assert (record.finish, record.final, record.openai_json) == ("stop", "Five.", "")
+
+
+async def test_calls_that_were_cut_off_are_none(tmp_path: Path) -> None:
+    world = calling_world(tmp_path, calls)
+    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"), max_tokens=8)
+    assert (record.finish, record.openai_json) == ("length", "")
+
+
+async def test_a_demand_for_the_cloud_has_it_call_the_tools(tmp_path: Path) -> None:
+    world = calling_world(tmp_path, calls, mode="cloud-only")
+    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
+    assert (record.source, len(world.client.calls)) == ("cloud", 1)
