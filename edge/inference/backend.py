@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge.core.types import AdapterRef, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import Priority
@@ -81,6 +81,15 @@ class RawText(Protocol):
     @property
     def tokenizer(self) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
+        ...
+
+
+@runtime_checkable
+class ThreadedBackend(Protocol):
+    """A backend that computes with threads of the processor, whose number can be changed while it runs."""
+
+    async def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next decode on."""
         ...
 
 

@@ -104,6 +104,7 @@ class TrainingSession:
             gate=gate,
             measure=cache(components.step_measure),
             failpoint=components.failpoint,
+            fit_threads=components.fit_threads,
         )
 
     async def monitor(self) -> RollbackMonitor | None:
