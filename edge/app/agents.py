@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,18 +15,20 @@ from edge.app.openers import SharedWeights
 from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
-from edge.core.machine import usable_cores
+from edge.core.machine import physical_cores, usable_cores
 from edge.core.types import AnswerKind
 
 if TYPE_CHECKING:
     from edge.agent import Agent
     from edge.core.clock import Clock
+    from edge.inference.backend import InferenceBackend
     from edge.learning.components import AgentComponents, AgentSettings
     from edge.learning.conditions import LearningConditions
     from edge.learning.curriculum import Curriculum
     from edge.learning.own_use import OwnUse
     from edge.state.folder import StateFolder
     from edge.tasks.source import TaskSource
+    from edge.training.learner import Learner
 
 
 _LOOKED_AT = 64
@@ -89,7 +92,9 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
-    sink = with_load_notice(config, path, sink, clock)
+    fit_threads = thread_fitting(config, path, sink, clock) if lives_here else None
+    if fit_threads is None:
+        sink = with_load_notice(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
@@ -117,6 +122,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             step_measure=trainer.step_measure,
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
             conditions=build_conditions(config, clock) if lives_here else None,
+            fit_threads=fit_threads,
         )
         return components, with_hint_cut(agent_settings(config, state.run_id), registry)
     except BaseException:
@@ -143,6 +149,30 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
     from edge.learning.conditions import ConditionRules, MachineConditions, MachineProbe
 
     return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
+
+
+def thread_fitting(
+    config: AgentConfig, path: Path, sink: EventSink, clock: Clock
+) -> Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None:
+    """What fits the threads that nobody has set to the cores that other programs leave; None where all are set or none is used."""
+    from edge.inference.backend import ThreadedBackend
+    from edge.learning.conditions import MachineProbe, SpareCores
+    from edge.training.learner import ThreadedLearner
+
+    set_by_hand = config.engine.threads and config.learning.torch_threads
+    if set_by_hand or physical_cores() < 2 or not choose_engine(config, path).shares_cores:
+        return None
+    spare = SpareCores(MachineProbe(clock), physical_cores(), sink, clock)
+
+    async def fit(engines: Sequence[InferenceBackend], learner: Learner) -> None:
+        threads = spare.threads()
+        for engine in dict.fromkeys(engines):
+            if not config.engine.threads and isinstance(engine, ThreadedBackend):
+                await engine.use_threads(threads)
+        if not config.learning.torch_threads and isinstance(learner, ThreadedLearner):
+            learner.use_threads(threads)
+
+    return fit
 
 
 def with_load_notice(config: AgentConfig, path: Path, sink: EventSink, clock: Clock) -> EventSink:

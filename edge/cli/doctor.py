@@ -30,6 +30,7 @@ from edge.cli.options import Json
 from edge.cli.output import print_json, print_line
 from edge.cli.remote import announcement
 from edge.cli.settings import Settings, layers_line, takes
+from edge.core.clock import SystemClock
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.formatting import PRACTICE_CLOUD, exit_name, has_crashed
@@ -119,9 +120,10 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     from edge.config.device_profile import profile_text, write_profile
 
     doubt = ""
-    if (load := busy_cores()) > usable_cores() / 2:
-        doubt = f"this machine was busy (load {load:.1f} on {usable_cores()} cores) when it was measured: the numbers are too low"
-        print_line(f"this machine is busy (load {load:.1f} on {usable_cores()} cores): the numbers will be too low")
+    if (load := busy_cores(config)) > usable_cores() / 2:
+        used = f"other programs used {load:.1f} of {usable_cores()} cores"
+        doubt = f"this machine was busy ({used}) when it was measured: the numbers are too low"
+        print_line(f"this machine is busy (other programs use {load:.1f} of {usable_cores()} cores): the numbers will be too low")
     measured = measure(config, lambda stage: print_line(f"measuring {stage} ..."))
     if profile is not None:
         write_profile(profile, profile_text(measured.device, measured.settings(), doubt))
@@ -133,9 +135,16 @@ def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     return measured
 
 
-def busy_cores() -> float:
-    """Cores' worth of work over the last minute; 0 where the system does not report it."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+def busy_cores(config: AgentConfig) -> float:
+    """Cores that other programs use for a second; a running agent of this state folder is none. 0 where it cannot be measured."""
+    from edge.app.settings import state_folder
+    from edge.learning.conditions import MachineProbe
+
+    agent = (announcement(state_folder(config)) or {}).get("pid")
+    probe = MachineProbe(SystemClock(), ours=[agent] if isinstance(agent, int) else [])
+    probe.read()
+    asyncio.run(asyncio.sleep(1.0))
+    return (probe.read().other_load or 0.0) * (os.cpu_count() or 1)
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -172,7 +181,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
-    yield check_other_load(config, busy_cores(), usable_cores())
+    yield check_other_load(config, busy_cores(config), usable_cores())
 
 
 def check_extra(name: str) -> Finding:
@@ -208,11 +217,11 @@ def check_other_load(config: AgentConfig, busy: float, usable: int) -> Finding:
     from edge.app.agents import high_load_settings
     from edge.learning.conditions import HIGH_LOAD
 
-    text = f"load {busy:.1f} on {usable} cores over the last minute"
+    text = f"they use {busy:.1f} of {usable} cores"
     settings = " ".join(f"--set {one}" for one in high_load_settings(config))
     if busy < HIGH_LOAD * usable or not settings:
         return Finding("other programs", "ok", text)
-    hint = f"where that is not the agent itself try {settings}"
+    hint = f"run uses fewer threads by itself then; for learn try {settings}"
     return Finding("other programs", "warn", f"{text}: threads that wait for each other get many times slower", hint)
 
 

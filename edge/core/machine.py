@@ -27,6 +27,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def physical_cores() -> int:
+    """Physical cores this process may use, at least 1."""
+    import psutil
+
+    allowed = usable_cores()
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+
 def nvidia_driver(root: Path = Path("/")) -> bool:
     """Whether the driver of an NVIDIA graphics processor runs here (Linux; a Jetson's has devices of its own)."""
     return any((root / place).exists() for place in ("proc/driver/nvidia/version", "dev/nvhost-gpu", "dev/nvgpu"))

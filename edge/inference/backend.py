@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge.core.types import (
     AdapterRef,
@@ -93,6 +93,15 @@ class RawText(Protocol):
     @property
     def tokenizer(self) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
+        ...
+
+
+@runtime_checkable
+class ThreadedBackend(Protocol):
+    """A backend that computes with threads of the processor, whose number can be changed while it runs."""
+
+    async def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next decode on."""
         ...
 
 

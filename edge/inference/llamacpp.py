@@ -25,13 +25,12 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
-from edge.core.machine import usable_cores
+from edge.core.machine import physical_cores
 from edge.core.types import GGUF_ADAPTER
-from edge.core.worker import EngineWorker
+from edge.core.worker import EngineWorker, Priority
 from edge.inference.adapters import check_gguf_adapter
 from edge.inference.batched import BatchedBackend, rows_that_fit
 from edge.inference.gguf_model import ENGINE_LOG, GgufModel, on_graphics
@@ -72,6 +71,10 @@ class LlamaEngine:
             )
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch(max(PREFILL_CHUNK, streams))
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from now on; between two decodes."""
+        llama_cpp.llama_set_n_threads(self._context, threads, threads)
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
         """Clear a row, decode a prompt into it, and return the logits behind its last token [V] (a copy)."""
@@ -263,7 +266,7 @@ class LlamaCppBackend(BatchedBackend):
             if loaded is None:
                 model.close()
             raise
-        self._model = model
+        self._model, self._llama = model, engine
         self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "flash_attention": flash_attention}
         super().__init__(
             engine,
@@ -275,16 +278,14 @@ class LlamaCppBackend(BatchedBackend):
             close_model=model.close if loaded is None else None,
         )
 
+    async def use_threads(self, threads: int) -> None:
+        """Compute with so many from now on."""
+        await self._worker.call(lambda: self._llama.use_threads(threads), Priority.SERVING)
+
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
         return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
-
-
-def physical_cores() -> int:
-    """Physical cores this process may use, at least 1."""
-    allowed = usable_cores()
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
 _TRIAL_TOKENS = 64

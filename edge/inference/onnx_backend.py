@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from edge.core.engines import ProviderChoice, choose_providers
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
 from edge.core.gguf_header import read_header
+from edge.core.machine import physical_cores
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import read_peft_adapter
 from edge.inference.backend import ModelInfo
 from edge.inference.batched import BatchedBackend, rows_that_fit
 from edge.inference.gguf_model import sha256_of
-from edge.inference.llamacpp import physical_cores
 from edge.inference.model_tokenizer import ModelTokenizer, tokenizer_of
 from edge.inference.sampling import Floats
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class AgentComponents:
     """What is learned beside the phases: verdicts on answers, watched task files."""
     conditions: LearningConditions | None = None
     """When learning may use the machine; None: always."""
+    fit_threads: Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None = None
+    """Before each step: the engines' and the learner's threads as many as other programs leave cores for; None: they stay as they are."""
     step_measure: Callable[[], StepMeasure | None] = lambda: None
     """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 

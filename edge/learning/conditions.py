@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Protocol, TypeVar
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.events import Event, EventSink
+from edge.core.formatting import counted
 from edge.state.events import LearningResumed, LearningWaits, Notice, RunStarted, StepFinished, StepProgress
 from edge.state.folder import StateFolder
 
@@ -111,10 +113,14 @@ T = TypeVar("T")
 
 
 class MachineProbe:
-    """`Probe` over psutil. The first reading of `other_load` is None: it is measured from one reading to the next."""
+    """`Probe` over psutil. The first reading of `other_load` is None: it is measured from one reading to the next.
 
-    def __init__(self, clock: Clock) -> None:
+    `ours`: pids of further processes that are no other programs, such as a running agent beside this command.
+    """
+
+    def __init__(self, clock: Clock, ours: Collection[int] = ()) -> None:
         self._clock = clock
+        self._ours = tuple(ours)
         self._before: tuple[float, float, float] | None = None
 
     def read(self) -> Readings:
@@ -139,7 +145,7 @@ class MachineProbe:
         return max((value for value in readings if _PLAUSIBLE_C[0] <= value <= _PLAUSIBLE_C[1]), default=None)
 
     def _other_load(self) -> float | None:
-        """Busy time of all processors without that of this process and its children, since the last reading.
+        """Busy time of all processors without that of this process, `ours` and their children, since the last reading.
 
         Work of a child counts on when it has ended: it is no other program's.
         """
@@ -149,7 +155,12 @@ class MachineProbe:
         times = psutil.cpu_times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
         me, own = psutil.Process(), 0.0
-        for process in (me, *me.children(recursive=True)):
+        heads = [me]
+        for pid in self._ours:
+            with suppress(psutil.Error):
+                heads.append(psutil.Process(pid))
+        family = [process for head in heads for process in (head, *head.children(recursive=True))]
+        for process in dict.fromkeys(family):
             with nullcontext() if process is me else suppress(psutil.Error):
                 spent = process.cpu_times()
                 ended = getattr(spent, "children_user", 0.0) + getattr(spent, "children_system", 0.0)
@@ -335,6 +346,34 @@ SLOW_S = 10.0
 """A step that takes as long is worth a word."""
 HIGH_LOAD = 0.25
 """Share of the processors that other programs use, from which threads wait for each other."""
+
+
+class SpareCores:
+    """How many threads fit beside other programs; asked before each step.
+
+    Threads of ours that share a core with another program keep the others waiting: beside one busy program two of them took 19.5 s for a
+    step that one alone made in 2.0 s (two cores). Fewer are used at once, more where two steps in a row leave room for them.
+    """
+
+    def __init__(self, probe: Probe, cores: int, sink: EventSink, clock: Clock) -> None:
+        self._probe, self._cores, self._sink, self._clock = probe, cores, sink, clock
+        self._threads, self._room_before = cores, cores
+
+    def threads(self) -> int:
+        """From 1 to all cores, by what other programs used since the last call."""
+        load = self._probe.read().other_load
+        if load is None:
+            return self._threads
+        taken = math.ceil(load * self._cores - HIGH_LOAD)
+        room, before = max(1, self._cores - max(0, taken)), self._room_before
+        self._room_before = room
+        wanted = room if room < self._threads else max(self._threads, min(room, before))
+        if wanted != self._threads:
+            used = f"other programs use {100 * load:.0f} % of the processors"
+            text = f"{used}: learning uses {counted(wanted, 'thread')} of {self._cores} from here on"
+            self._sink.emit(Notice(text, self._clock.now()))
+            self._threads = wanted
+        return wanted
 
 
 def thread_settings(engine_threads: int, torch_threads: int, cores: int) -> tuple[str, ...]:

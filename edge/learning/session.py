@@ -110,6 +110,7 @@ class TrainingSession:
             pace=self.pace,
             measure=cache(components.step_measure),
             failpoint=components.failpoint,
+            fit_threads=components.fit_threads,
         )
 
     async def monitor(self) -> RollbackMonitor | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from edge.core.errors import NotFinite
 from edge.core.types import AdapterRef, Demonstration, TrainingGroup
@@ -151,6 +151,15 @@ class Learner(Protocol):
 
     async def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises StateError when it does not fit."""
+        ...
+
+
+@runtime_checkable
+class ThreadedLearner(Protocol):
+    """A learner that computes with threads of the processor, whose number can be changed between updates."""
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next update on."""
         ...
 
 

@@ -69,8 +69,13 @@ class TorchLearner(LoraLearner):
         self._optimiser = self._fresh_optimiser()
         device = next(iter(self._parameters.values())).device
         parameters = sum(parameter.numel() for parameter in decoder.parameters())
+        self._threads = self._settings.threads
         self._dtype = choose_dtype(self._settings.precision, parameters, has_fast_bf16(device))
         round_frozen(decoder, self._dtype)
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next slice on; the order of additions follows their number."""
+        self._threads = threads
 
     @property
     def checkpointing(self) -> bool:
@@ -166,8 +171,8 @@ class TorchLearner(LoraLearner):
     def _slice(self) -> Iterator[None]:
         """Threads, determinism and number format for the length of one slice."""
         before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        if self._settings.threads and torch.get_num_threads() != self._settings.threads:
-            torch.set_num_threads(self._settings.threads)
+        if self._threads and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         _set_determinism(True, fill=False)
         device = self._decoder.lm_head.weight.device
         try:

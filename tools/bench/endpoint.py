@@ -24,7 +24,7 @@ from typing import Any
 
 import aiohttp
 
-from edge.inference.llamacpp import physical_cores
+from edge.core.machine import physical_cores
 from tools.bench.coordinator.processes import free_port, running
 from tools.bench.rollout import BUNDLED, question
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from edge.core.clock import Clock, SystemClock
+from edge.core.machine import physical_cores
 from edge.core.types import FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import LlamaCppBackend, LlamaEngine, physical_cores
+from edge.inference.llamacpp import LlamaCppBackend, LlamaEngine
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
 

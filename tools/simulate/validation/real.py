@@ -13,7 +13,6 @@ from itertools import islice
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
-from edge.answering.local_text import local_messages
 from edge.app import build_agent, build_verifier, model_file, open_backend
 from edge.app.settings import agent_settings
 from edge.config.schema import AgentConfig, Mode
