@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from edge.app import state_folder
 from edge.budget.limits import PERIOD_WORDS
 from edge.budget.target import rate_words
 from edge.cli.options import Json, rate_or_off, task_label
@@ -72,6 +71,8 @@ def budget_limit(
 
     A limit counts what is used from the time on that its period was set first.
     """
+    from edge.app import state_folder
+
     changes = limit_changes(spend, calls, tokens, per)
     if off and changes:
         raise UsageError("--off takes a limit off and sets none", hint="give --off alone, or leave it out")

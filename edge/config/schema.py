@@ -263,10 +263,10 @@ class LearningConfig(Section):
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
 
-    demonstrations: Literal["own", "all", "off"] = Field(
+    demonstrations: Literal["own", "all", "none"] = Field(
         "own",
         description="Where no response of a group is right, learn from the given answer, too: of one's own questions (corrections, "
-        "verdicts, task files), of all tasks, or never.",
+        "verdicts, task files), of all tasks, or of none.",
     )
 
     @property

@@ -83,7 +83,6 @@ def test_help_names_the_command_and_draws_no_boxes(words: list[str], capsys: pyt
         (["run", "--set", "nonsense"], "nonsense"),
         (["run", "--mode", "sideways"], "--mode"),
         (["run", "--no-learn", "--no-serve"], "nothing to do"),
-        (["why"], "Missing argument"),
         (["ask", "  "], "the question is empty"),
         (["eval", "--run", "/no/such/run"], "not a run folder"),
         (["eval", "--adapter", "/no/such/adapter"], "no such adapter folder"),

@@ -23,7 +23,7 @@ def test_on_disk_it_is_flat_and_names_no_part() -> None:
     assert written["kind"] == "step_finished"
     assert (written["kept_accuracy"], written["dual_after"], written["cloud_calls"], written["gate"]) == (0.5, 0.48, 0, "")
     assert not {"control", "scores", "cloud", "update", "adapter", "time"} & set(written)
-    assert len(written) == 66
+    assert len(written) == 67
 
 
 def test_a_step_of_an_older_version_has_what_came_later_at_its_default() -> None:
