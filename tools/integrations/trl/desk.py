@@ -228,7 +228,7 @@ class Desk:
     def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
         before = next(iter(self._roles.state.steps(last=1)), None)
         seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
-        return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), seconds, before)
+        return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
 
     def _tell_otherwise(self, now: _Underway) -> None:
         before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
