@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, LocalResponse, Message, Sampling, TrainingGroup, TrainingSample
+from edge.core.types import AdapterRef, Demonstration, LocalResponse, Message, Sampling, TrainingGroup, TrainingSample
 from edge.dagrpo.format import check_format
+from edge.training.learner import ENOUGH_NATS
 from tools.simulate.fleet.backend import ASKING, THINKING, SimulatedBackend, prompt_ids, question_of, read_mind
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
@@ -113,6 +114,21 @@ def test_learning_moves_the_mind_along_the_advantages_that_the_groups_carry(tmp_
     assert bench.backend.adapter_version == 1
     bench.run(bench.backend.swap_adapter(None))
     assert bench.backend.mind == Mind()
+
+
+def test_imitation_ends_when_the_right_answer_is_likely_enough_and_takes_the_time_of_its_tokens(tmp_path: Path) -> None:
+    bench = Bench(Mind(skill=0.0))
+    shown = Demonstration(prompt_ids(QUESTIONS[0]), (2,) * 50)
+    once = bench.run(bench.learner.imitate([shown], most=1))
+    assert (once.updates, once.nats) == (1, once.nats_before)
+    assert bench.loop.time() == pytest.approx(once.seconds)
+    more = bench.run(bench.learner.imitate([shown], most=16))
+    assert more.nats < more.nats_before < once.nats
+    assert more.updates == 16 or more.nats <= ENOUGH_NATS
+    bench.run(bench.learner.export(tmp_path / "a", 1))
+    learned = read_mind(tmp_path / "a")
+    assert learned.skill > 0.0
+    assert learned.ask < Mind().ask
 
 
 def test_an_update_takes_as_long_as_its_tokens_and_equal_advantages_change_nothing(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
-"""A person is told once why steps are slow, and which settings help."""
+"""Beside other programs learning computes with fewer threads; where a person has set their number, a slow step says why, once."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from edge.cli.doctor import check_other_load
-from edge.config.schema import AgentConfig
+from edge.app.agents import thread_fitting
+from edge.cli.doctor import busy_cores, check_other_load
+from edge.config.schema import AgentConfig, EngineConfig, LearningConfig
 from edge.core.events import MemorySink
-from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, thread_settings
+from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, SpareCores, thread_settings
 from edge.state.events import LearningResumed, Notice, RunStarted, StepProgress
 from edge.testing.clock import ManualClock
 from edge.testing.probe import ScriptedProbe
@@ -88,6 +92,97 @@ def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pyte
     crowded, free = check_other_load(AgentConfig(), 1.9, 2), check_other_load(AgentConfig(), 0.1, 2)
     assert (crowded.state, free.state) == ("warn", "ok")
     assert all(setting in crowded.hint for setting in BOTH)
+
+
+@pytest.mark.parametrize(
+    ("loads", "threads"),
+    [
+        ((None, 0.0, 0.05), (4, 4, 4)),  # not measured yet, then quiet
+        ((0.25, 0.25), (3, 3)),  # one busy program on four cores
+        ((1.0, 1.0), (1, 1)),  # never fewer than one
+        ((0.5, 0.0, 0.0, 0.0), (2, 2, 4, 4)),  # more only after two readings in a row with room
+        ((0.5, 0.0, 0.5, 0.0), (2, 2, 2, 2)),  # a program that comes and goes
+        ((0.75, 0.25, 0.0), (1, 1, 3)),  # back to what both of them left
+        ((0.5, None, 0.5), (2, 2, 2)),
+    ],
+)
+def test_threads_give_way_at_once_and_come_back_when_there_is_room_twice(
+    loads: tuple[float | None, ...], threads: tuple[int, ...]
+) -> None:
+    spare = SpareCores(ScriptedProbe(*[Readings(other_load=load) for load in loads]), 4, MemorySink(), ManualClock())
+    assert tuple(spare.threads() for _ in loads) == threads
+
+
+def test_each_change_of_threads_is_one_line() -> None:
+    sink = MemorySink()
+    spare = SpareCores(ScriptedProbe(*[Readings(other_load=load) for load in (0.5, 0.5, 0.0, 0.0)]), 2, sink, ManualClock())
+    assert [spare.threads() for _ in range(4)] == [1, 1, 1, 2]
+    less, more = notices(sink)
+    assert less == "other programs use 50 % of the processors: learning uses 1 thread of 2 from here on"
+    assert more == "other programs use 0 % of the processors: learning uses 2 threads of 2 from here on"
+
+
+class CountedThreads:
+    """An engine and a learner that note what they were given."""
+
+    def __init__(self) -> None:
+        self.engine: list[int] = []
+        self.learner: list[int] = []
+
+
+class Engine:
+    def __init__(self, counted: CountedThreads) -> None:
+        self.counted = counted
+
+    async def use_threads(self, threads: int) -> None:
+        self.counted.engine.append(threads)
+
+
+class Trainer:
+    def __init__(self, counted: CountedThreads) -> None:
+        self.counted = counted
+
+    def use_threads(self, threads: int) -> None:
+        self.counted.learner.append(threads)
+
+
+@pytest.mark.parametrize(("set_engine", "set_torch", "engine", "learner"), [(0, 0, [1], [1]), (2, 0, [], [1]), (0, 2, [1], [])])
+async def test_only_threads_that_nobody_has_set_are_fitted_and_one_engine_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_engine: int, set_torch: int, engine: list[int], learner: list[int]
+) -> None:
+    monkeypatch.setattr("edge.app.agents.physical_cores", lambda: 2)
+    monkeypatch.setattr("edge.learning.conditions.MachineProbe", lambda clock: ScriptedProbe(Readings(other_load=0.5)))
+    config = AgentConfig(engine=EngineConfig(threads=set_engine), learning=LearningConfig(torch_threads=set_torch))
+    fit = thread_fitting(config, tmp_path / "model.gguf", MemorySink(), ManualClock())
+    assert fit is not None
+    counted = CountedThreads()
+    serving = Engine(counted)
+    await fit((serving, serving), Trainer(counted))  # type: ignore[arg-type]
+    assert (counted.engine, counted.learner) == (engine, learner)
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(1, 2), (0, 1)])
+def test_nothing_is_fitted_where_all_is_set_or_there_is_one_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: int, cores: int
+) -> None:
+    monkeypatch.setattr("edge.app.agents.physical_cores", lambda: cores)
+    config = AgentConfig(engine=EngineConfig(threads=threads), learning=LearningConfig(torch_threads=threads))
+    assert thread_fitting(config, tmp_path / "model.gguf", MemorySink(), ManualClock()) is None
+
+
+def test_the_doctor_does_not_take_a_running_agent_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A child process keeps one core busy; with an announcement that names it as the agent it is not counted."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        monkeypatch.setattr("edge.cli.doctor.announcement", lambda folder: {"pid": busy.pid})
+        monkeypatch.setattr("psutil.Process.children", lambda self, recursive: [])  # as a process that this one has not started
+        as_agent = busy_cores(AgentConfig())
+        monkeypatch.setattr("edge.cli.doctor.announcement", lambda folder: None)
+        as_other = busy_cores(AgentConfig())
+    finally:
+        busy.kill()
+        busy.wait()
+    assert as_other > as_agent + 0.2
 
 
 def test_work_of_a_child_that_has_ended_is_not_taken_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:

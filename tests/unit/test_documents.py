@@ -136,14 +136,19 @@ def configuration(text: str, tmp_path: Path) -> CoordinatorConfig:
     return resolve(CoordinatorConfig, files=[path]).config
 
 
-def test_the_coordinator_configurations_are_accepted(tmp_path: Path) -> None:
-    (small,), (fleet,) = blocks(README, "yaml"), blocks(COORDINATOR, "yaml")
-    config = configuration(small, tmp_path)
-    assert config.upstreams["default"].base_url == yaml.safe_load(small)["upstreams"]["default"]["base_url"]
-    assert config.budgets.device.spend_limit_uusd == 5_000_000
+def test_the_coordinator_configuration_is_accepted(tmp_path: Path) -> None:
+    (fleet,) = blocks(COORDINATOR, "yaml")
     config = configuration(fleet, tmp_path)
     assert [choice.upstream for choice in config.aliases["default"]] == ["cheap", "strong"]
     assert (config.tasks["*"].dual_scope, config.storage.backend) == ("fleet", "postgres")
+
+
+def test_the_agent_configuration_in_the_readme_is_accepted(tmp_path: Path) -> None:
+    (text,) = blocks(README, "yaml")
+    (tmp_path / "cloud.yaml").write_text(text, encoding="utf-8")
+    embedded = resolve(AgentConfig, files=[tmp_path / "cloud.yaml"]).config.coordinator.embedded
+    assert (embedded.upstream, embedded.api_key_env) == ("openai_compatible", "OPENAI_API_KEY")
+    assert embedded.base_url == yaml.safe_load(text)["coordinator"]["embedded"]["base_url"]
 
 
 def test_the_privacy_configuration_is_accepted(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, TrainingGroup
-from edge.training.learner import LearnerReport
+from edge.core.types import AdapterRef, Demonstration, TrainingGroup
+from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport
 from tools.simulate.fleet.backend import OUTCOMES, question_of, read_mind, write_mind
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Outcome, Question, Rates, learned
+from tools.simulate.fleet.mind import Mind, Nature, Outcome, Question, Rates, learned, log_likelihood
 
 
 class SimulatedLearner:
@@ -46,6 +46,22 @@ class SimulatedLearner:
             seconds=seconds,
             skipped="" if live else "no group with an advantage",
         )
+
+    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = MOST_IMITATIONS) -> Imitation:
+        """Steps towards these responses' outcomes, in the time that the device takes for their tokens, until they are likely enough."""
+        shown = [(question_of(one.prompt_ids), OUTCOMES[one.token_ids[0] - 1]) for one in demonstrations]
+        each = sum(len(one.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s
+        nats: list[float] = []
+        while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
+            nats.append(self._nats(shown))
+            await self._machine.compute(each)
+            weighed = [(question, outcome, 1.0 / len(shown)) for question, outcome in shown]
+            self._mind = learned(self._mind, self._nature, self._rates, weighed)
+        return Imitation(len(nats), nats[0], nats[-1], seconds=each * len(nats))
+
+    def _nats(self, shown: Sequence[tuple[Question, Outcome]]) -> float:
+        """Mean negative log-likelihood of these outcomes, in nats a response."""
+        return -sum(log_likelihood(self._mind, self._nature, *pair) for pair in shown) / len(shown)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write θ as an adapter. Raises StateError when the folder exists."""

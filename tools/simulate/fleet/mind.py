@@ -15,6 +15,7 @@ and the vectorised fleet share them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -117,6 +118,17 @@ def right_log_odds(mind: Mind, nature: Nature, difficulty: Number) -> Number:
 def cloud_right(nature: Nature, difficulty: Number) -> Number:
     """Probability that the cloud LLM is right."""
     return sigmoid(nature.cloud_skill - nature.cloud_hardness * (difficulty - 0.5))
+
+
+def log_likelihood(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -> float:
+    """log π of a response at temperature 1, in nats; its gradient is `gradient`. Of a broken one 0: nothing here changes its chance."""
+    if outcome == "broken":
+        return 0.0
+    asks = float(sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise)))
+    if outcome == "asked":
+        return math.log(asks)
+    right = float(sigmoid(right_log_odds(mind, nature, question.difficulty)))
+    return math.log1p(-asks) + math.log(right if outcome == "right" else 1.0 - right)
 
 
 def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -> tuple[float, float, float]:
