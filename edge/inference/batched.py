@@ -141,10 +141,10 @@ class BatchedBackend:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
         tokens, ends = self._tokens, self._tokens.ends
         shown = {spelt for spelt, token in tokens.control_ids.items() if tokens.pieces[token]}
-        # A turn ends with what the template writes behind one, else the end of text, else any token that ends one.
-        likely = (self._template.turn_end(), tokens.control_ids.get(self.tokenizer.eos))
-        end = next((token for token in likely if token is not None and ends[token]), ends.index(True))
-        return tuple(self._template.response_ids(text, shown, end))
+        # A turn ends with what the template writes behind one, else the end of text, else any token that ends one; some models have none.
+        likely = (self._template.turn_end(), tokens.control_ids.get(self.tokenizer.eos), *range(len(ends)))
+        end = [token for token in likely if token is not None and ends[token]][:1]
+        return (*self._template.response_ids(text, shown), *end)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text that ids stand for; see `InferenceBackend`."""

@@ -88,11 +88,11 @@ class ChatTemplate:
         ids = self._tokenise(text, {})
         return self._with_bos(ids) if bos else ids
 
-    def response_ids(self, text: str, shown: Collection[str], end: int) -> list[int]:
-        """Ids of a text as the model's own turn, and the token `end`; of control tokens spelt in it only those of `shown` are such."""
+    def response_ids(self, text: str, shown: Collection[str]) -> list[int]:
+        """Ids of a text as the model's own turn, without its end; of control tokens spelt in it only those of `shown` are such."""
         masks = self._masks([text])
         hidden = self._masked(text, masks, shown)
-        return [*self._tokenise(hidden, {masked: plain for plain, masked in masks.items()}), end]
+        return self._tokenise(hidden, {masked: plain for plain, masked in masks.items()})
 
     def turn_end(self) -> int | None:
         """The first control token that the template writes behind a turn of the model; None where it writes none, or fails."""

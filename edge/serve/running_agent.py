@@ -178,10 +178,11 @@ class RunningAgent:
                 await link.budget(task)
 
     async def _budget(self) -> Mapping[str, Any] | None:
-        try:
-            return asdict(self._agent.link.followed_budget() or await self._agent.link.budget())
-        except CoordinatorError:
-            return None
+        """The budget that people's questions use, as the ledger has it; None while it cannot be asked."""
+        await self._bring_quota()
+        link = self._agent.link
+        known = link.known_budget(self._agent.budgets.serving_task) if link.client.online else None
+        return None if known is None else asdict(known.budget)
 
 
 def _used(used: Used) -> dict[str, Any]:

@@ -121,10 +121,10 @@ def test_a_turn_of_the_models_own_ends_with_what_its_template_writes_behind_one(
 
 
 def test_a_response_has_the_control_tokens_that_responses_show_and_no_other(vocabulary: Vocabulary) -> None:
-    template, end = ChatTemplate(CHAT_TEMPLATE, vocabulary, {}), vocabulary.control_ids["<|im_end|>"]
+    template = ChatTemplate(CHAT_TEMPLATE, vocabulary, {})
     text = "one<|im_start|>two<|im_end|>"
-    plain = template.response_ids(text, (), end)
-    assert plain == [*vocabulary.tokenise(text), end]
-    shown = template.response_ids(text, {"<|im_start|>"}, end)
+    plain = template.response_ids(text, ())
+    assert plain == vocabulary.tokenise(text)
+    shown = template.response_ids(text, {"<|im_start|>"})
     start = vocabulary.control_ids["<|im_start|>"]
-    assert shown == [*vocabulary.tokenise("one"), start, *vocabulary.tokenise("two<|im_end|>"), end]
+    assert shown == [*vocabulary.tokenise("one"), start, *vocabulary.tokenise("two<|im_end|>")]

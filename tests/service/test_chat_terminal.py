@@ -69,7 +69,8 @@ async def test_a_question_is_answered_and_explained_and_the_conversation_is_left
     await chat.sees("source:         answered locally")
     await chat.sees(READY)
     chat.type(f"/budget{ENTER}")
-    await chat.sees("calls 7 of 20 · tokens 90 (unlimited) · spend 0.0015 USD of 2.00 USD · learning's target 30")
+    await chat.sees("calls 7 of 20 · tokens 90 (unlimited) · spend 0.0015 USD of 2.00 USD (practice cloud, nothing is charged)")
+    await chat.sees("learning's target 30")
     await chat.sees(READY)
     chat.type(CTRL_D)
     assert await chat.ends() == 0

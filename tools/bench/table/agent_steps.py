@@ -145,6 +145,7 @@ def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentCo
                 "prompts_per_step": job["prompts_per_step"],
                 "max_tokens": job["max_tokens"],
                 "learning_rate": job["learning_rate"],
+                "demonstrations": "none",  # the other side imitates nothing
                 "dual_init": job["dual"],
                 "dual_lr": job["dual_lr"],
                 "torch_threads": job["threads"],
