@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 IN_THE_END = (
-    "right in the end is an estimate: at the same rate the questions that want help most go to the cloud, "
+    "right in the end is an estimate: up to the same rate, and as far as it pays, the questions that want help most go to the cloud, "
     "which counts as right as often as it was while learning"
 )
 _WIDTH = 200

@@ -1,15 +1,16 @@
-"""Two exams of the same validation questions compared: what is right alone, and what is right in the end at one rate of asking.
+"""Two exams of the same validation questions compared: what is right alone, and what is right in the end within one rate of asking.
 
-An exam knows of every question whether the model alone is right, and how much it wants to ask. At a rate τ the questions with the highest
-help log-odds go to the cloud, where they count as right as often as the cloud was right while learning: an estimate, since the cloud is not
-asked. A model that asks for what it cannot do is right more often at the same τ, even where it can do no more alone.
+An exam knows of every question whether the model alone is right, and how much it wants to ask. Within a rate τ the questions with the
+highest help log-odds go to the cloud, as many as it pays for, where they count as right as often as the cloud was right while learning: an
+estimate, since the cloud is not asked. A model that asks for what it cannot do is right more often at the same τ, even where it can do no
+more alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any, Literal
 
 from edge.core.formatting import shown
@@ -30,15 +31,22 @@ class Asking:
     cloud_accuracy: float | None = None
 
     def asked(self, answers: Answers, keys: Collection[str]) -> frozenset[str]:
-        """The questions among `keys` that go to the cloud at this rate."""
+        """The questions among `keys` that go to the cloud: the most wanted first, at most τ of all, and the fewest that are best."""
         by_wish = sorted(keys, key=lambda key: (-(answers[key].help_log_odds or 0.0), key))
-        return frozenset(by_wish[: int(self.rate * len(by_wish) + 0.5)])
+        by_wish = by_wish[: int(self.rate * len(by_wish) + 0.5)]
+        gains = [0.0, *accumulate(self._cloud_right - answers[key].right for key in by_wish)]
+        return frozenset(by_wish[: gains.index(max(gains))])
 
     def right_in_the_end(self, answers: Answers, keys: Collection[str]) -> float:
-        """The share right: alone, or with the cloud's answer, which counts as right where its accuracy is not known."""
+        """The share right: alone, or with the cloud's answer."""
         asked = self.asked(answers, keys)
         alone = sum(answers[key].right for key in keys if key not in asked)
-        return (alone + len(asked) * (1.0 if self.cloud_accuracy is None else self.cloud_accuracy)) / len(keys)
+        return (alone + len(asked) * self._cloud_right) / len(keys)
+
+    @property
+    def _cloud_right(self) -> float:
+        """What a cloud answer counts for; where nothing is known of it, as right."""
+        return 1.0 if self.cloud_accuracy is None else self.cloud_accuracy
 
 
 def compare(before: Answers, after: Answers, asking: Asking | None) -> dict[str, Any]:

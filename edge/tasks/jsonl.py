@@ -14,7 +14,7 @@ One object a line, or one row:
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
 | max_steps | whole number from 1 to 1000 | the task label's limit, else 4 |
-| split | "train" or "test" | of 20 questions or more one in ten is "test", by a hash; of fewer none |
+| split | "train" or "test" | of a label with 100 questions or more one in ten is "test", by a hash |
 | solution | text | ""; a worked solution in the response format |
 | family | text | "jsonl" or "csv"; what a report groups by |
 | id | text | from the question's hash |
@@ -32,6 +32,7 @@ import ast
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -61,8 +62,9 @@ _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
 _NAMED = 3
-FEWEST_TO_HOLD_OUT = 20
-"""Of fewer questions none is held out unless the file states it: who writes down fifteen facts wants all of them learned."""
+FEWEST_TO_HOLD_OUT = 100
+"""Of a label with fewer questions none is held out unless the file states it: a tenth of them would measure little, and who writes down
+thirty facts wants all of them learned."""
 
 
 class JsonLinesSource(ListedItems):
@@ -81,10 +83,12 @@ class JsonLinesSource(ListedItems):
         super().__init__(items, name=str(path), order_name="jsonl", hint=hint)
 
     def to_measure(self) -> ListedItems:
-        """What is evaluated: the held-out items; where there are none and the file does not want it so, all of them."""
-        if self.test_items or self.states_split:
+        """What is evaluated: the held-out items, and of a label that holds none out all, unless the file itself states the split."""
+        held_out = {item.task for item in self.test_items}
+        whole = [item for item in self.train_items if item.task not in held_out and not is_open(item)]
+        if self.states_split or not whole:
             return self
-        items = [replace(item, split="test") for item in self.train_items if not is_open(item)]
+        items = [*self.test_items, *(replace(item, split="test") for item in whole)]
         return ListedItems(items, name=self.name, order_name="jsonl", hint="")
 
 
@@ -115,9 +119,10 @@ def _read(path: Path) -> list[tuple[Record, TaskItem]]:
                 hint="remove the repeated question or give it its own id",
             )
         first[item.id] = record.where
-    if len(read) < FEWEST_TO_HOLD_OUT and not any("split" in record.fields for record, _ in read):
-        return [(record, replace(item, split="train")) for record, item in read]
-    return read
+    if any("split" in record.fields for record, _ in read):
+        return read
+    sizes = Counter(item.task for _, item in read)
+    return [(record, item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else replace(item, split="train")) for record, item in read]
 
 
 def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:

@@ -630,7 +630,7 @@ async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(pa
         ".map((text) => text.textContent).join(' '))"
     )] == [["1", "45"], ["46", "90"]], "each task has a chart of its own steps"  # fmt: skip
     report = await text_of(page, "#report")
-    assert "practice:arith 80 52 (65%) → 58 (72.5%) 80% → 88% at a rate of 20% +9 −3" in report
+    assert "practice:arith 80 52 (65%) → 58 (72.5%) 80% → 88% at a rate up to 20% +9 −3" in report
     assert "gained How many apples? 36 (wrong) → 37 (right)" in report
     assert "asks now Which is it? b (wrong) → the cloud is asked" in report
     assert "estimate" in report

@@ -22,7 +22,7 @@ def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone(
     before, after = answers(right="ab", wants_help="ab"), answers(right="ab", wants_help="cd")
     found = compare(before, after, Asking(0.5, 0.9))
     assert (found["right_then"], found["right_now"], found["gained"]) == (2, 2, 0)
-    assert found["in_the_end"]["before"] == pytest.approx((0 + 2 * 0.9) / 4)
+    assert found["in_the_end"]["before"] == pytest.approx(2 / 4), "asking for what it can do would not pay"
     assert found["in_the_end"]["after"] == pytest.approx((2 + 2 * 0.9) / 4)
     changes = [one["change"] for one in changed_examples(before, after, Asking(0.5, 0.9), QUESTIONS)]
     assert changes == ["asks now", "asks now"]
@@ -31,6 +31,8 @@ def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone(
 def test_the_same_rate_holds_before_and_after_however_much_either_wants_to_ask() -> None:
     eager = {key: ExamAnswer(answer.right, answer.help_log_odds + 9.0) for key, answer in answers("ab", "cd").items()}
     assert Asking(0.25).asked(eager, eager) == Asking(0.25).asked(answers("ab", "cd"), "abcd") == {"c"}
+    assert Asking(0.5, 0.0).asked(eager, eager) == set(), "a cloud that is never right is not asked"
+    assert Asking(0.5, 0.0).right_in_the_end(eager, eager) == 0.5
     assert Asking(0.0).right_in_the_end(eager, eager) == 0.5
     assert Asking(1.0).right_in_the_end(eager, eager) == 1.0, "a cloud of which nothing is known counts as right"
 

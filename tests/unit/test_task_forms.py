@@ -189,13 +189,22 @@ def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path)
 
 
 def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: Path) -> None:
-    facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(19)]
+    facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(99)]
     few = JsonLinesSource(lines(tmp_path / "few.jsonl", *facts))
-    assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (19, 0, 19)
+    assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (99, 0, 99)
     stated = JsonLinesSource(lines(tmp_path / "stated.jsonl", {**facts[0], "split": "test"}, *facts[1:]))
     assert len(stated.test_items) >= 1 and stated.to_measure() is stated
-    many = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(200)]
-    assert 10 <= len(JsonLinesSource(lines(tmp_path / "many.jsonl", *many)).test_items) <= 30
+
+
+def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_held_out(tmp_path: Path) -> None:
+    many = [{"question": f"What is fact {number}?", "answer": f"fact {number}", "label": "many"} for number in range(200)]
+    few = [{"question": f"Who is number {number}?", "answer": f"name {number}", "label": "few"} for number in range(15)]
+    source = JsonLinesSource(lines(tmp_path / "own.jsonl", *many, *few))
+    assert {item.task for item in source.test_items} == {"many"}
+    assert 10 <= len(source.test_items) <= 30
+    asked = source.to_measure().test_items
+    assert {item.question for item in asked if item.task == "few"} == {str(one["question"]) for one in few}
+    assert [item for item in asked if item.task == "many"] == list(source.test_items)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ function accuracyData(steps) {
 }
 
 const COMPARED = ["Task", "Questions", "Right alone, before → after", "Right in the end, before → after", "Gained", "Lost", "New"];
-const IN_THE_END = "Right in the end is an estimate: at the same rate, the questions that want help most go to the cloud, which counts as right as often as it was while learning.";
+const IN_THE_END = "Right in the end is an estimate: up to the same rate, and as far as it pays, the questions that want help most go to the cloud, which counts as right as often as it was while learning.";
 
 function reportParts(report) {
   const { answers, cloud, learning, tasks } = report;
@@ -124,7 +124,7 @@ function reportParts(report) {
 function comparedParts(tasks) {
   const rows = tasks.map((one) => [
     sourceName(one.source), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
-    one.in_the_end ? fromTo(percent(one.in_the_end.before), `${percent(one.in_the_end.after)} at a rate of ${percent(one.in_the_end.rate)}`) : null,
+    one.in_the_end ? fromTo(percent(one.in_the_end.before), `${percent(one.in_the_end.after)} at a rate up to ${percent(one.in_the_end.rate)}`) : null,
     changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null,
   ]);
   const ends = tasks.some((one) => one.in_the_end) ? [element("p", { class: "note" }, IN_THE_END)] : [];
