@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from edge.core.worker import EngineWorker
+from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.table import agent_steps, device_speed, mismatch, models, prompts, rollouts, rows
 from tools.bench.table.jobs import LEAN, Places, agent_part, mismatch_part, prompts_part, rollout_part, speed_part
 from tools.bench.table.models import gguf_file, make_random
@@ -110,3 +112,13 @@ def test_models_are_made_as_a_job_says(tmp_path: Path) -> None:
     found = run(models, Part("k", ("python",), job), tmp_path)
     assert [Path(file).name for file in found["files"]] == ["tiny-q8_0.gguf"]
     assert all(Path(file).exists() for file in found["files"])
+
+
+async def test_a_model_none_of_whose_tokens_ends_a_turn_can_be_shown_an_answer(places: Places) -> None:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(gguf_file(places.models, "tiny", "Q8_0"), worker, n_threads=1, n_ctx=64, max_rows=2)
+    try:
+        assert agent_steps.endless(backend).response_tokens("3 cars") == backend.text_tokens("3 cars")
+    finally:
+        await backend.aclose()
+        worker.close()
