@@ -358,6 +358,7 @@ class SpareCores:
     def __init__(self, probe: Probe, cores: int, sink: EventSink, clock: Clock) -> None:
         self._probe, self._cores, self._sink, self._clock = probe, cores, sink, clock
         self._threads, self._room_before = cores, cores
+        probe.read()  # so that the first step, too, knows what others used: while the model was loaded
 
     def threads(self) -> int:
         """From 1 to all cores, by what other programs used since the last call."""

@@ -94,10 +94,15 @@ def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pyte
     assert all(setting in crowded.hint for setting in BOTH)
 
 
+def since_the_start(*loads: float | None) -> ScriptedProbe:
+    """Readings of a probe that is read once before the first step, when nothing is measured yet."""
+    return ScriptedProbe(*[Readings(other_load=load) for load in (None, *loads)])
+
+
 @pytest.mark.parametrize(
     ("loads", "threads"),
     [
-        ((None, 0.0, 0.05), (4, 4, 4)),  # not measured yet, then quiet
+        ((None, 0.0, 0.05), (4, 4, 4)),  # not measured, then quiet
         ((0.25, 0.25), (3, 3)),  # one busy program on four cores
         ((1.0, 1.0), (1, 1)),  # never fewer than one
         ((0.5, 0.0, 0.0, 0.0), (2, 2, 4, 4)),  # more only after two readings in a row with room
@@ -109,13 +114,13 @@ def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pyte
 def test_threads_give_way_at_once_and_come_back_when_there_is_room_twice(
     loads: tuple[float | None, ...], threads: tuple[int, ...]
 ) -> None:
-    spare = SpareCores(ScriptedProbe(*[Readings(other_load=load) for load in loads]), 4, MemorySink(), ManualClock())
+    spare = SpareCores(since_the_start(*loads), 4, MemorySink(), ManualClock())
     assert tuple(spare.threads() for _ in loads) == threads
 
 
 def test_each_change_of_threads_is_one_line() -> None:
     sink = MemorySink()
-    spare = SpareCores(ScriptedProbe(*[Readings(other_load=load) for load in (0.5, 0.5, 0.0, 0.0)]), 2, sink, ManualClock())
+    spare = SpareCores(since_the_start(0.5, 0.5, 0.0, 0.0), 2, sink, ManualClock())
     assert [spare.threads() for _ in range(4)] == [1, 1, 1, 2]
     less, more = notices(sink)
     assert less == "other programs use 50 % of the processors: learning uses 1 thread of 2 from here on"
