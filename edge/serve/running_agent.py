@@ -117,7 +117,7 @@ class RunningAgent:
             "day": today.day,
             "today": _used(today.today),
             "all": _used(today.ever),
-            "ledger": _ledger(await self._budget()),
+            "ledger": _ledger(await self._ledgers_budget()),
             "online": status.online,
             "offline_reason": status.offline_reason,
         }
@@ -177,12 +177,19 @@ class RunningAgent:
             with suppress(CoordinatorError):  # it stays as it was known
                 await link.budget(task)
 
-    async def _budget(self) -> Mapping[str, Any] | None:
+    async def _ledgers_budget(self) -> Mapping[str, Any] | None:
         """The budget that people's questions use, as the ledger has it; None while it cannot be asked."""
         await self._bring_quota()
         link = self._agent.link
         known = link.known_budget(self._agent.budgets.serving_task) if link.client.online else None
         return None if known is None else asdict(known.budget)
+
+    async def _budget(self) -> Mapping[str, Any] | None:
+        """The budget of the task at hand, with its λ; None while the coordinator cannot be asked."""
+        try:
+            return asdict(self._agent.link.followed_budget() or await self._agent.link.budget())
+        except CoordinatorError:
+            return None
 
 
 def _used(used: Used) -> dict[str, Any]:
