@@ -30,7 +30,7 @@ def opened(name: str, folder: Path) -> TaskSource:
     if name in DATA_SETS:
         return open_source(f"{name}:{hub_folder(folder, name)}")
     path = folder / "tasks.jsonl"
-    path.write_text("\n".join(json.dumps({"question": f"q{n}", "answer": n}) for n in range(60)))
+    path.write_text("\n".join(json.dumps({"question": f"q{n}", "answer": n}) for n in range(150)))
     return open_source(str(path))
 
 

@@ -78,13 +78,14 @@ function line(xs, values, x, y, className) {
 
 const WINDOW = { least: 10, most: 100, share: 1 / 12 };
 
-// Means over the last values that are known, over a window that grows with how many there are; null where too few are known yet.
+// Means over the last values that are known, over a window that grows with how many came before, so that a quick rise at the beginning is
+// seen; null where too few are known yet.
 export function smoothed(values) {
-  const width = Math.min(WINDOW.most, Math.max(WINDOW.least, Math.round(values.length * WINDOW.share)));
-  const least = Math.min(values.filter(known).length, Math.round(width / 2));
+  const count = values.filter(known).length;
   return values.map((_, end) => {
+    const width = Math.min(WINDOW.most, Math.max(WINDOW.least, Math.round((end + 1) * WINDOW.share)));
     const there = values.slice(Math.max(0, end - width + 1), end + 1).filter(known);
-    return there.length && there.length >= least ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
+    return there.length && there.length >= Math.min(count, Math.round(width / 2)) ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
   });
 }
 
