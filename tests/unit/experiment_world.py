@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.experiments.cells import Cell
-from tools.experiments.form import FORM
-from tools.experiments.result import result_file, write_result
+from tools.experiments.result import FORM, result_file, write_result
 
 
 def made_look(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:
@@ -28,6 +27,22 @@ def made_look(step: int, phase: int, source: str, items: int, rng: random.Random
         body["router"] = [round(min(1.0, max(0.0, 0.5 + odds / 6)), 3) for odds in help_odds]
         body["router_fit"] = {"threshold": 0.5, "auc": 0.8, "asked": 0.3, "fitted": 300}
     return body
+
+
+def look(source: str, forced: str, *, step: int = 100, phase: int = 1, **values: Any) -> dict[str, Any]:
+    """One look by hand: by itself nothing is asked, and the cloud is always right."""
+    items = len(forced)
+    usual = {"asked": "0" * items, "own": forced, "forced": forced, "cloud": "1" * items, "joint": forced, "format": "1" * items}
+    return {
+        "step": step,
+        "phase": phase,
+        "source": source,
+        "items": items,
+        "help": [0.0] * items,
+        "tokens": 9.0,
+        **usual,
+        **values,
+    }
 
 
 def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:

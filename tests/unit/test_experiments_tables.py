@@ -1,47 +1,54 @@
-"""Tables, figures and the report made of results that were never run."""
+"""Tables and figures of results that were never run: verdicts made by hand, or drawn from a seed."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from edge.core.errors import ConfigError, EdgeError
-from tests.unit.experiment_world import made_result, make_results
+from edge.core.errors import EdgeError
+from tests.unit.experiment_world import bits, look, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
-from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
-from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO, HELD, RIVALS, Family
-from tools.experiments.costs import cost_table
-from tools.experiments.dynamics import (
-    assist_table,
-    end_mean,
-    lambda_table,
-    methods_table,
-    rate_once_back,
-    schedule_table,
-    settled_after,
-)
-from tools.experiments.equal_rate import equal_rate_tables, equal_rates, forgotten, pooled_differences, primary
+from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO, RIVALS, read_published
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings, pooled
-from tools.experiments.kept_rates import kept_rates_table
-from tools.experiments.measures import accuracy
-from tools.experiments.paper_tables import paper_table
-from tools.experiments.provenance import models_of
-from tools.experiments.published import read_published
-from tools.experiments.report import _BEGIN, _END, RESULTS_PAGE, Report, with_main_table
-from tools.experiments.result import Result, read_result, result_file, write_result
-from tools.experiments.show import tables_of
-from tools.experiments.spec import Evaluate, Phase, load_spec, spec_names
+from tools.experiments.layouts import (
+    assist_tables,
+    end_mean,
+    lambda_tables,
+    methods_tables,
+    price_tables,
+    rate_once_back,
+    rates_tables,
+    schedule_tables,
+    settled_after,
+)
+from tools.experiments.left_out import GROUPS
+from tools.experiments.main_tables import (
+    ability_table,
+    cost_table,
+    differences,
+    equal_rates,
+    forgotten,
+    kept_rates_table,
+    one_threshold_table,
+    paper_table,
+    pooled_differences,
+    primary,
+    ranking_table,
+    summary_table,
+)
+from tools.experiments.measures import accuracy, ranking
+from tools.experiments.report import tables_of
+from tools.experiments.result import Result, result_file, write_result
+from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names
 from tools.experiments.stats import Estimate
-from tools.experiments.summary import summary_table
-from tools.experiments.tables import signed, told_seeds
+from tools.experiments.tables import MISSING, Table, signed
 
 NO_DATA = Path("there-is-no-such-folder")
 
@@ -54,32 +61,30 @@ def _findings(name: str, folder: Path, *, missing: int = 0) -> Findings:
     return Findings.of(spec, CHOSEN, folder)
 
 
-def _schedule(rates: list[float]) -> Result:
-    phases = (Phase(source="group1", steps=120, target_rate=0.3),)
-    cell = Cell("nano-edge", 0, phases, {}, Evaluate(items=0))
-    body = made_result(cell)
-    body["series"]["assist"] = rates
-    return Result(cell, body)
+def _by_name(table: Table, model: str = "nano-edge") -> dict[str, dict[str, str]]:
+    """The rows of one SLM by their second column, as cells by heading."""
+    return {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == model}
 
 
-def test_every_accuracy_of_the_papers_tables_has_its_rate_and_interval(tmp_path: Path) -> None:
-    joint = paper_table(_findings("table", tmp_path), "table1", "joint", None)
-    row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
-    accuracy, _, rate = row[3].partition(" @ ")
-    assert " ± " in accuracy
-    assert rate.endswith(" %")
-    assert not any("missing" in cell for cell in row)
+# -- what is there and what is missing -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_run_is_shown_as_missing_and_what_is_there_says_how_many_seeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", spec_names())
+def test_tables_without_any_result_are_all_missing(tmp_path: Path, name: str) -> None:
+    for tables in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN).values():
+        for table in tables:
+            assert table.rows and all(MISSING in row for row in table.rows)
+
+
+def test_what_was_not_run_is_missing_and_what_is_there_says_how_many_seeds(tmp_path: Path) -> None:
     findings = _findings("table", tmp_path)
     for cell in findings.grid.cells:
         if cell.method == "gapg" or (cell.method == "grpo" and cell.seed == 2):
             result_file(cell, tmp_path).unlink()
-    joint = paper_table(Findings.of(findings.spec, CHOSEN, tmp_path), "table1", "joint", None)
-    rows = {row[1]: row for row in joint.rows if row[0] == "nano-edge"}
-    assert rows["GAPG"][2:] == ("0 of 3", *("missing",) * 6)
-    assert [rows[name][2] for name in ("GRPO", "DA-GRPO", "before learning")] == ["2 of 3", "3", "-"]
+    rows = _by_name(paper_table(Findings.of(findings.spec, CHOSEN, tmp_path), "table1", "joint", None))
+    assert set(list(rows["GAPG"].values())[3:]) == {MISSING}
+    assert [rows[name]["seeds"] for name in ("GAPG", "GRPO", "DA-GRPO", "before learning")] == ["0 of 3", "2 of 3", "3", "-"]
+    assert "±" in rows["DA-GRPO"]["arith during"] and rows["before learning"]["arith post"] == "-"
 
 
 def test_rows_over_all_families_count_the_seeds_that_have_them_all(tmp_path: Path) -> None:
@@ -88,153 +93,62 @@ def test_rows_over_all_families_count_the_seeds_that_have_them_all(tmp_path: Pat
         if cell.seed == 2 or (cell.seed == 1 and [phase.source for phase in cell.phases] == ["group2", "group1"]):
             result_file(cell, tmp_path).unlink(missing_ok=True)
     some = Findings.of(findings.spec, CHOSEN, tmp_path)
-    told = {
-        row[2] for table in (summary_table(some), *equal_rate_tables(some)) if table.header[2] == "seeds" for row in table.rows
-    }
-    assert told == {"1 of 3", "-"}
-
-
-def test_a_row_whose_places_have_unlike_seeds_says_the_fewest_and_the_most() -> None:
-    assert [told_seeds(seeds, 3) for seeds in ([3, 3], [1, 1], [0, 1, 3], [])] == ["3", "1 of 3", "0 to 3 of 3", "0 of 3"]
-
-
-def test_tables_without_any_result_are_all_missing(tmp_path: Path) -> None:
-    for name in spec_names():
-        for table in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN):
-            assert table.rows
-            assert all("missing" in row for row in table.rows)
-            assert "missing" in table.to_markdown()
-
-
-def test_what_the_model_was_before_learning_stands_below(tmp_path: Path) -> None:
-    table = paper_table(_findings("table", tmp_path), "table2", "forced", None)
-    row = next(row for row in table.rows if row[:2] == ("nano-edge", "before learning"))
-    assert [cell == "-" for cell in row[2:]] == [True, False, True, True, False, True, True]
-    assert "±" in row[3]
+    for table in (summary_table(some), equal_rates(some, 1), differences(some), pooled_differences(some), forgotten(some)):
+        assert {row[2] for row in table.rows} - {"-"} == {"1 of 3"}
 
 
 def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None:
-    data = tmp_path / "paper"
-    data.mkdir()
-    (data / "table1.csv").write_text(
+    (tmp_path / "table1.csv").write_text(
         "responses,model,method,math_during,math_post,math_forgetting,taco_during,taco_post,taco_forgetting\n"
         "joint,Qwen2.5-1.5B-Instruct,DA-GRPO,84.5,75.5,10.7,84.8,72.8,14.1\n",
         encoding="utf-8",
     )
-    published = {"table1": read_published(data, "table1"), "table2": read_published(data, "table2")}
-    assert published["table2"] is None
-    joint = paper_table(_findings("table", tmp_path / "results"), "table1", "joint", published["table1"])
-    row = next(row for row in joint.rows if row[:2] == ("nano-edge", "DA-GRPO"))
-    assert joint.header[9:] == (
-        "", "paper MATH during", "paper MATH post", "paper MATH forgetting", "paper TACO during", "paper TACO post",
-        "paper TACO forgetting",
-    )  # fmt: skip
-    assert row[9:] == ("", "84.5", "75.5", "10.7", "84.8", "72.8", "14.1")
-    grpo = next(row for row in joint.rows if row[:2] == ("nano-edge", "GRPO"))
-    assert grpo[9:] == ("", "-", "-", "-", "-", "-", "-")
+    assert read_published(tmp_path, "table2") is None
+    table = paper_table(_findings("table", tmp_path / "results"), "table1", "joint", read_published(tmp_path, "table1"))
+    rows = _by_name(table)
+    assert [rows["DA-GRPO"][name] for name in table.header[10:]] == ["84.5", "75.5", "10.7", "84.8", "72.8", "14.1"]
+    assert {rows["GRPO"][name] for name in table.header[10:]} == {"-"}
+    assert rows["DA-GRPO"]["paper MATH during"] == "84.5"
 
 
-def test_the_cost_table_tells_asked_responses_beside_billed_prompts(tmp_path: Path) -> None:
-    table = cost_table(_findings("table", tmp_path))
-    row = dict(zip(table.header, table.rows[0], strict=True))
-    assert row["asked, % of responses"] == "30.0"
-    assert row["billed, % of prompts"] == "60.0"
-    assert row["cloud calls"] == "1000"
+# -- costs and rates while learning ----------------------------------------------------------------------------------------------------
 
 
-def test_the_rates_while_learning_tell_how_near_the_target_each_phase_ended(tmp_path: Path) -> None:
+def test_costs_count_responses_that_asked_beside_billed_prompts_and_every_optimiser_step(tmp_path: Path) -> None:
+    rows = _by_name(cost_table(_findings("table", tmp_path)))
+    row = rows["GVPO"]
+    assert [
+        row[name] for name in ("runs", "asked, % of responses", "billed, % of prompts", "cloud calls", "optimiser steps")
+    ] == [
+        "6",
+        "30.0",
+        "60.0",
+        "1000",
+        "400",
+    ]
+    assert rows["GRPO"]["optimiser steps"] == "200"
+
+
+def test_the_rates_while_learning_say_how_near_the_target_each_phase_ended(tmp_path: Path) -> None:
     findings = _findings("table", tmp_path)
     for key, result in list(findings.results.items()):
         if result.cell.method == "grpo" and result.cell.model == "nano-edge":
             result.body["series"]["assist"] = [0.9] * 50 + [0.4] * 50 + [0.1] * 50 + [0.32] * 50
         if result.cell.method == "gapg":
             del findings.results[key]
-    rows = {row[:2]: dict(zip(table.header, row, strict=True)) for table in (kept_rates_table(findings),) for row in table.rows}
-    grpo = rows["nano-edge", "GRPO"]
+    rows = _by_name(kept_rates_table(findings))
+    grpo = rows["GRPO"]
     assert [grpo[f"g1-g2, phase {number}"] for number in (1, 2)] == ["0.400", "0.320"]
     assert (grpo["seeds"], grpo["off τ"], grpo["within ±0.05"]) == ("3", "0.060", "6 of 12")
-    assert list(rows["nano-edge", "GAPG"].values())[2:] == ["0 of 3", *["missing"] * 6]
-    assert ("nano-edge", "Edge Tuning Only") not in rows
+    assert list(rows["GAPG"].values())[2:] == ["0 of 3", *[MISSING] * 6]
+    assert "Edge Tuning Only" not in rows
 
 
-def test_a_rollout_that_is_updated_on_twice_counts_two_optimiser_steps(tmp_path: Path) -> None:
-    table = cost_table(_findings("table", tmp_path))
-    rows = {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == "nano-edge"}
-    assert {name: row["optimiser steps"] for name, row in rows.items()} == {
-        "Edge Tuning Only": "200", "GRPO": "200", "GVPO": "400", "GAPG": "200", "DA-GRPO": "200", "DA-GRPO, paper's rule": "200",
-    }  # fmt: skip
-    assert rows["GVPO"]["runs"] == "6"
-
-
-def _plain_look(source: str, phase: int, forced: str, help_odds: list[float]) -> dict[str, Any]:
-    """Nothing asked by itself; the cloud is always right."""
-    none, every = "0" * len(forced), "1" * len(forced)
-    return {
-        "step": 100 * phase, "phase": phase, "source": source, "items": len(forced), "asked": none, "own": forced, "forced": forced,
-        "cloud": every, "joint": forced, "format": every, "help": help_odds, "tokens": 9.0,
-    }  # fmt: skip
-
-
-_WRONG_FIRST, _RIGHT_FIRST = [9.0, 1.0, 0.0, -1.0], [0.0, -1.0, 9.0, 1.0]
-
-
-def _world_by_hand(tmp_path: Path, seeds: tuple[int, ...], post: list[float] = _WRONG_FIRST) -> Findings:
-    """Four items a family, two of them right. Before learning a right one has the highest log-odds of asking, after it a wrong one has."""
-    spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
-    forced = "0011"
-    for cell in expand(spec, CHOSEN).cells:
-        if cell.method not in ("bare", "da-grpo"):
-            continue
-        body, phases = made_result(cell), range(1, 3) if cell.phases else range(1)
-        odds = {0: _RIGHT_FIRST, 1: _WRONG_FIRST, 2: post}
-        body["held_out"] = [_plain_look(family.source, phase, forced, odds[phase]) for phase in phases for family in ALL_FAMILIES]
-        write_result(result_file(cell, tmp_path), body)
-    return Findings.of(spec, CHOSEN, tmp_path)
-
-
-def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_beside_every_seed(tmp_path: Path) -> None:
-    findings = _world_by_hand(tmp_path, (0, 1, 2))
-    rows = {row[1]: row[3:] for row in equal_rates(findings, 1).rows}
-    # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
-    assert rows[BARE_DIAL.told][2].startswith("50.0 ")
-    assert rows[DA_GRPO.told][2].startswith("80.0 ")
-    assert rows["oracle over DA-GRPO"][2] == "80.0"
-    assert rows["GAPG"] == ("missing",) * 4
-    (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
-    assert against[3].startswith("+30.0 ") and against[3].endswith(" *")
-    assert against[2:4] == ("3", against[4])
-
-
-def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
-    findings = _world_by_hand(tmp_path, (0,))
-    (against,) = [row for row in pooled_differences(findings).rows if row[1] == BARE_DIAL.told]
-    assert against[3].startswith("+30.0 ") and "*" not in against[3]
-
-
-@pytest.mark.parametrize(("post", "lost"), [(_WRONG_FIRST, "+0.0 "), (_RIGHT_FIRST, "+30.0 ")])
-def test_what_is_forgotten_at_equal_rate_is_what_the_second_phase_cost(tmp_path: Path, post: list[float], lost: str) -> None:
-    table = forgotten(_world_by_hand(tmp_path, (0, 1, 2), post))
-    (row,) = [row for row in table.rows if row[1] == DA_GRPO.told]
-    assert row[2] == "3" and all(cell.startswith(lost) for cell in row[3:]) and len(row) == len(table.header)
-    assert row[-1].endswith(" *") == (lost != "+0.0 ")
-    assert BARE_DIAL.told not in {row[1] for row in table.rows}
-
-
-@pytest.mark.parametrize(
-    ("mean", "told"), [(-0.0004, "+0.0 ± 1.0"), (0.0, "+0.0 ± 1.0"), (-0.0006, "-0.1 ± 1.0"), (0.014, "+1.4 ± 1.0 *")]
-)
-def test_a_difference_that_rounds_to_nothing_is_not_below_it(mean: float, told: str) -> None:
-    assert signed(Estimate(mean, 0.01, 3)) == told
-
-
-def test_the_model_before_learning_forgets_nothing_and_is_the_same_after_every_phase(tmp_path: Path) -> None:
-    findings = _world_by_hand(tmp_path, (0, 1, 2))
-    during, post = (BARE_DIAL.part(findings, "nano-edge", Family("arith", "math"), phase) for phase in (1, 2))
-    assert during == post
-    table = paper_table(findings, "table1", "joint_equal", None)
-    (bare,) = [row for row in table.rows if row[1] == BARE_DIAL.told]
-    assert bare[4:6] == ("-", "-") and bare[3].startswith("50.0 ")
-    assert {row[1] for row in table.rows} == {row.told for row in HELD}
+def _schedule(rates: list[float]) -> Result:
+    cell = Cell("nano-edge", 0, (Phase(source="group1", steps=120, target_rate=0.3),), {}, Evaluate(items=0))
+    body = made_result(cell)
+    body["series"]["assist"] = rates
+    return Result(cell, body)
 
 
 def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
@@ -255,27 +169,38 @@ def test_a_level_is_judged_by_its_last_fifty_steps_and_by_the_twenty_after_the_f
     assert settled_after(_schedule([0.9] * 120), 0) is None
 
 
+def test_levels_that_are_not_held_are_counted_seed_by_seed(tmp_path: Path) -> None:
+    findings = _findings("schedules", tmp_path)
+    next(iter(findings.results.values())).body["series"]["assist"][300:400] = [0.95] * 100
+    (table,) = schedule_tables(findings)
+    held = table.header.index("held")
+    assert [row[held] for row in table.rows].count("no yes") == 1
+    (count,) = table.notes[1:]
+    assert "14 of 15" in count and "29 of 30" in count
+
+
 def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
     spec = load_spec("lambda").model_copy(update={"seeds": (0, 1)})
     make_results(expand(spec, CHOSEN).cells, tmp_path)
     findings = Findings.of(spec, CHOSEN, tmp_path)
     one_seed = {key: result for key, result in findings.results.items() if result.cell.seed == 0}
     for results, seeds, interval in ((dict(findings.results), "2", True), (one_seed, "1", False)):
-        _, together = lambda_table(dataclasses.replace(findings, results=results))
+        _, together = lambda_tables(dataclasses.replace(findings, results=results))
         assert {row[1] for row in together.rows} == {seeds}
         assert all(("±" in row[2]) == interval and ("±" in row[4]) == interval for row in together.rows)
 
 
-def test_a_method_without_a_price_has_no_price_and_what_was_not_looked_at_is_not_missing(tmp_path: Path) -> None:
-    (table,) = methods_table(_findings("gvpo-rate", tmp_path))
+def test_a_method_without_a_price_has_none_and_what_was_not_evaluated_is_not_missing(tmp_path: Path) -> None:
+    (table,) = methods_tables(_findings("gvpo-rate", tmp_path))
     row = dict(zip(table.header, table.rows[0], strict=True))
-    assert (row["end λ"], row["λ's deviation"]) == ("-", "-")
-    assert "±" in row["held-out joint, %"]
-    spec = load_spec("gvpo-rate")
-    unseen = spec.model_copy(update={"evaluate": Evaluate(items=0)})
+    assert row["end λ"] == "-" and "±" in row["held-out joint, %"]
+    unseen = load_spec("gvpo-rate").model_copy(update={"evaluate": Evaluate(items=0)})
     make_results(expand(unseen, CHOSEN).cells, tmp_path)
-    (table,) = methods_table(Findings.of(unseen, CHOSEN, tmp_path))
+    (table,) = methods_tables(Findings.of(unseen, CHOSEN, tmp_path))
     assert dict(zip(table.header, table.rows[0], strict=True))["held-out joint, %"] == "-"
+
+
+# -- assistance rewards ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_chosen_reward_that_misses_the_target_says_by_how_much(tmp_path: Path) -> None:
@@ -283,49 +208,14 @@ def test_a_chosen_reward_that_misses_the_target_says_by_how_much(tmp_path: Path)
     for result in findings.results.values():
         result.body["series"]["assist"] = [0.42 if result.cell.model == "nano-edge" else 0.34] * result.cell.steps
     chosen = {model: {"gapg": {"group1": 0.3, "group2": 0.3}} for model in ("nano-edge", "nano-edge-llama")}
-    (table,) = assist_table(findings, chosen)
+    (table,) = assist_tables(findings, chosen)
     assert [row[3] for row in table.rows] == ["0.420 * (+0.12)"] * 2 + ["0.340 *"] * 2
-
-
-def test_levels_that_are_not_held_are_counted_seed_by_seed(tmp_path: Path) -> None:
-    findings = _findings("schedules", tmp_path)
-    body = dict(next(iter(findings.results.values())).body)
-    body["series"]["assist"][300:400] = [0.95] * 100
-    (table,) = schedule_table(findings)
-    held = table.header.index("held")
-    assert [row[held] for row in table.rows].count("no yes") == 1
-    (count,) = table.notes[1:]
-    assert "14 of 15 levels" in count and "29 of 30 one by one" in count
-
-
-def test_the_primary_comparison_takes_the_best_other_of_each_slm_and_waits_for_all_of_them(tmp_path: Path) -> None:
-    findings = _findings("table", tmp_path)
-    table = primary(findings)
-    assert [row[0] for row in table.rows] == [*findings.spec.models, "all"]
-    means = {row.told: pooled(row.parts(findings, "nano-edge", 1), row.held_to(0.3), accuracy) for row in RIVALS}
-    assert table.rows[0][1] == max(means, key=lambda name: means[name].mean if means[name] else 0.0)
-    leads = [float(row[4].split()[0]) for row in table.rows]
-    assert leads[2] == pytest.approx((leads[0] + leads[1]) / 2, abs=0.1)
-    for cell in findings.grid.cells:
-        if cell.method == "gapg" and cell.model == "nano-edge":
-            result_file(cell, tmp_path).unlink()
-    waiting = primary(Findings.of(findings.spec, CHOSEN, tmp_path))
-    assert waiting.rows[0][1] == waiting.rows[2][4] == "missing" and waiting.rows[1][1] != "missing"
-
-
-def test_forced_local_accuracy_is_followed_from_before_learning(tmp_path: Path) -> None:
-    findings = _findings("edge-curves", tmp_path)
-    (table,) = tables_of(findings, NO_DATA, CHOSEN)
-    assert table.header[4:] == ("step 0", "step 300")
-    row = next(row for row in table.rows if row[:3] == ("nano-edge", "g1", "arith"))
-    assert all(0.0 < float(cell) < 100.0 for cell in row[4:])
 
 
 def test_the_assistance_reward_nearest_to_the_target_is_chosen_and_kept(tmp_path: Path) -> None:
     spec = load_spec("assist-reward")
-    searches = [spec, load_spec("assist-reward-gapg")]
     results = []
-    for one in (placed for search in searches for placed in expand(search, {}).placed):
+    for one in (placed for search in (spec, load_spec("assist-reward-gapg")) for placed in expand(search, {}).placed):
         body = made_result(one.cell)
         value = float(one.varied["learning.assist_reward"])
         body["settings"]["learning"]["assist_reward"] = value
@@ -341,180 +231,251 @@ def test_the_assistance_reward_nearest_to_the_target_is_chosen_and_kept(tmp_path
     assert not expand(load_spec("table"), chosen).waits_for
 
 
-def test_a_damaged_file_of_choices_is_told(tmp_path: Path) -> None:
-    (tmp_path / "chosen.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no chosen assistance rewards"):
-        read_chosen(tmp_path / "chosen.json")
+# -- at equal rate ---------------------------------------------------------------------------------------------------------------------
+
+_WRONG_FIRST, _RIGHT_FIRST = [9.0, 1.0, 0.0, -1.0], [0.0, -1.0, 9.0, 1.0]
 
 
-def test_a_result_of_another_cell_or_form_is_refused(tmp_path: Path) -> None:
-    one, other = expand(load_spec("table"), CHOSEN).cells[:2]
-    write_result(result_file(one, tmp_path), made_result(other))
-    with pytest.raises(EdgeError, match="not the result of nano-edge") as caught:
-        read_result(one, tmp_path)
-    assert "remove the file" in caught.value.hint
+def _small_world(folder: Path, seeds: tuple[int, ...], post: list[float] = _WRONG_FIRST) -> Findings:
+    """Four items a family, two of them right. Before learning a right one has the highest log-odds of asking, after it a wrong one has."""
+    odds = {0: _RIGHT_FIRST, 1: _WRONG_FIRST, 2: post}
+    return _world(folder, seeds, lambda family, phase: ("0011", odds[phase]))
 
 
-def test_a_result_of_other_settings_or_another_model_is_refused(tmp_path: Path) -> None:
-    cell = next(cell for cell in expand(load_spec("table"), CHOSEN).cells if cell.phases)
-    now = models_of(cell.resolved("state").config)
-    assert set(now) == {cell.model, "nano-cloud"}
-    write_result(
-        result_file(cell, tmp_path),
-        made_result(cell, models=now, settings={"learning": {"of_before": 1}, "adapter": {"rank": 16}}),
+def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0) -> Findings:
+    """arith is always wrong before learning, the rest always right; after it `arith` items are, and what is wrong is asked for first."""
+    items = 2 * GROUPS
+
+    def verdicts(family: str, phase: int) -> tuple[str, list[float]]:
+        right = items if family != "arith" else arith if phase else 0
+        return bits(index < right for index in range(items)), [0.0] * right + [5.0 if phase else -5.0] * (items - right)
+
+    return _world(folder, seeds, verdicts)
+
+
+def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
+    """nano-edge before learning and by DA-GRPO; what is right and the log-odds of asking by family and phase."""
+    spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
+    for cell in expand(spec, CHOSEN).cells:
+        if cell.method in ("bare", "da-grpo"):
+            looks = []
+            for phase in range(1, 3) if cell.phases else range(1):
+                for family in ALL_FAMILIES:
+                    forced, odds = verdicts(family.name, phase)
+                    looks.append(look(family.source, forced, step=100 * phase, phase=phase, help=odds))
+            write_result(result_file(cell, folder), made_result(cell, held_out=looks))
+    return Findings.of(spec, CHOSEN, folder)
+
+
+def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_beside_every_seed(tmp_path: Path) -> None:
+    findings = _small_world(tmp_path, (0, 1, 2))
+    rows = _by_name(equal_rates(findings, 1))
+    # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
+    assert rows[BARE_DIAL.told]["@ 30 %"].startswith("50.0 ")
+    assert rows[DA_GRPO.told]["@ 30 %"].startswith("80.0 ")
+    assert rows["oracle over DA-GRPO"]["@ 30 %"] == "80.0"
+    assert rows["GAPG"]["@ 30 %"] == MISSING
+    against = _by_name(pooled_differences(findings))[BARE_DIAL.told]
+    assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
+
+
+def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
+    against = _by_name(pooled_differences(_small_world(tmp_path / "small", (0,))))[BARE_DIAL.told]["during"]
+    assert against.startswith("+30.0 ") and "*" not in against
+    against = _by_name(one_threshold_table(_wide_world(tmp_path / "wide", (0,))))[BARE_DIAL.told]["DA-GRPO minus it, one phase"]
+    assert against.startswith("+25.0 ") and "*" not in against
+
+
+def test_an_interval_that_holds_nothing_has_no_star() -> None:
+    assert [signed(Estimate(0.1, half, seeds))[-1] == "*" for half, seeds in ((0.05, 3), (0.2, 3), (0.05, 1), (None, 3))] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("post", "lost"), [(_WRONG_FIRST, "+0.0 "), (_RIGHT_FIRST, "+30.0 ")])
+def test_what_is_forgotten_at_equal_rate_is_what_the_second_phase_cost(tmp_path: Path, post: list[float], lost: str) -> None:
+    (row,) = [row for row in forgotten(_small_world(tmp_path, (0, 1, 2), post)).rows if row[1] == DA_GRPO.told]
+    assert row[2] == "3" and all(cell.startswith(lost) for cell in row[3:])
+
+
+def test_one_threshold_may_give_a_family_more_of_the_calls_than_another(tmp_path: Path) -> None:
+    findings = _wide_world(tmp_path)
+    rows = {row[1]: row for row in one_threshold_table(findings).rows}
+    # 30 % of 160 items are 48: all 40 of arith where they rank first; where they rank last, none
+    assert rows[DA_GRPO.told][2:5] == ("3", "100.0 ± 0.0", "100.0 ± 0.0")
+    assert all(cell.startswith("75.0 ") for cell in rows[BARE_DIAL.told][3:5])
+    assert all(cell.startswith("+25.0 ") and cell.endswith(" *") for cell in rows[BARE_DIAL.told][5:])
+    assert rows["GAPG"][3:] == (MISSING,) * 4
+    assert _by_name(equal_rates(findings, 1))[DA_GRPO.told]["@ 30 %"].startswith("82.5 ")
+
+
+def test_the_primary_comparison_takes_the_best_other_of_each_slm_and_waits_for_all_of_them(tmp_path: Path) -> None:
+    findings = _findings("table", tmp_path)
+    table = primary(findings)
+    assert [row[0] for row in table.rows] == [*findings.spec.models, "all"]
+    means = {row.told: pooled(row.parts(findings, "nano-edge", 1), row.held_to(0.3), accuracy) for row in RIVALS}
+    assert table.rows[0][1] == max(means, key=lambda name: means[name].mean if means[name] else 0.0)
+    leads = [float(row[4].split()[0]) for row in table.rows]
+    assert leads[2] == pytest.approx((leads[0] + leads[1]) / 2, abs=0.1)
+    for cell in findings.grid.cells:
+        if cell.method == "gapg" and cell.model == "nano-edge":
+            result_file(cell, tmp_path).unlink()
+    waiting = primary(Findings.of(findings.spec, CHOSEN, tmp_path))
+    assert waiting.rows[0][1] == waiting.rows[2][4] == MISSING and waiting.rows[1][1] != MISSING
+
+
+# -- the model by itself ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_model_can_by_itself_is_measured_against_what_it_could_before(tmp_path: Path) -> None:
+    findings = _wide_world(tmp_path, arith=GROUPS)
+    rows = _by_name(ability_table(findings))
+    row = rows["DA-GRPO"]
+    assert row["seeds"] == "3" and row["arith during"].startswith("+50.0 ") and row["arith post"].endswith(" *")
+    assert row["science post"] == "+0.0 ± 0.0" and row["all during"].startswith("+12.5 ")
+    ranked = _by_name(ranking_table(findings))
+    assert ranked["DA-GRPO"]["arith during"] == "1.00 ± 0.00"
+    assert ranked["DA-GRPO"]["code during"] == "-"  # nothing fails
+    assert rows["GRPO"]["arith during"] == ranked["GRPO"]["arith post"] == MISSING
+
+
+@pytest.mark.parametrize(
+    ("forced", "asked", "odds", "found"),
+    [
+        ("0011", "0000", [9.0, 1.0, 0.0, -1.0], 1.0),
+        ("0011", "0000", [0.0, -1.0, 9.0, 1.0], 0.0),
+        ("0011", "0000", [0.0, 0.0, 0.0, 0.0], 0.5),
+        ("0011", "0100", [1.0, -9.0, 0.0, 0.0], 1.0),  # what it asks for by itself comes first
+        ("0011", "0000", [None, 1.0, 0.0, None], 1.0),
+        ("0000", "0000", [0.0, 1.0, 2.0, 3.0], None),
+        ("0011", "0000", [None, None, 0.0, 1.0], None),
+    ],
+)
+def test_the_ranking_is_the_chance_that_a_failure_stands_above(forced: str, asked: str, odds: list[Any], found: float) -> None:
+    assert ranking({"forced": forced, "cloud": "1111", "asked": asked, "help": odds}) == found
+
+
+def test_forced_local_accuracy_is_followed_from_before_learning(tmp_path: Path) -> None:
+    (tables,) = tables_of(_findings("edge-curves", tmp_path), NO_DATA, CHOSEN).values()
+    assert tables[0].header[4:] == ("step 0", "step 300")
+    row = next(row for row in tables[0].rows if row[:3] == ("nano-edge", "g1", "arith"))
+    assert all(0.0 < float(cell) < 100.0 for cell in row[4:])
+
+
+# -- a price in the prompt -------------------------------------------------------------------------------------------------------------
+
+ARITH, SCIENCE = "practice:arith", "practice:science"
+
+
+def test_each_source_is_evaluated_once_a_price() -> None:
+    assert Evaluate(sources=(ARITH,)).places == ((ARITH, ARITH, None),)
+    places = Evaluate(sources=(ARITH, SCIENCE), prices=(0.0, 0.5)).places
+    assert places == (
+        (f"{ARITH}@0", ARITH, 0.0),
+        (f"{ARITH}@0.5", ARITH, 0.5),
+        (f"{SCIENCE}@0", SCIENCE, 0.0),
+        (f"{SCIENCE}@0.5", SCIENCE, 0.5),
     )
-    assert read_result(cell, tmp_path) is not None  # what there was only then, or is only now, is not compared
-    write_result(result_file(cell, tmp_path), made_result(cell, settings={"learning": {}, "adapter": {"rank": 3}}))
-    with pytest.raises(EdgeError, match=r"measured with adapter\.rank 3, which is 16 now") as caught:
-        read_result(cell, tmp_path)
-    assert "remove the file" in caught.value.hint
-    write_result(result_file(cell, tmp_path), made_result(cell, models={**now, cell.model: "0" * 16}))
-    with pytest.raises(EdgeError, match=f"another file of {cell.model}"):
-        read_result(cell, tmp_path)
 
 
-def test_a_whole_result_stays_small(tmp_path: Path) -> None:
-    cell = next(cell for cell in expand(load_spec("table"), CHOSEN).cells if cell.router)
-    write_result(result_file(cell, tmp_path), made_result(cell))
-    assert result_file(cell, tmp_path).stat().st_size < 32_000
-    assert json.loads(result_file(cell, tmp_path).read_text(encoding="utf-8"))["key"] == cell.key
+@pytest.mark.parametrize("price", [-0.1, 0.005, 10.0])
+def test_a_price_that_no_prompt_can_state_is_refused(price: float) -> None:
+    with pytest.raises(ValidationError):
+        Evaluate(prices=(price,))
 
 
-@pytest.mark.parametrize("name", [name for name in spec_names() if load_spec(name).figure])
-def test_figures_are_small_pictures_and_always_the_same(tmp_path: Path, name: str) -> None:
-    findings = _findings(name, tmp_path / "results")
-    first = draw_figures(findings, tmp_path / "a")
-    again = draw_figures(findings, tmp_path / "b") if name != "table" else first  # the largest: once is enough
-    assert [path.name for path in first] == [f"{name}-{kind}.png" for kind in findings.spec.figure]
-    for path, other in zip(first, again, strict=True):
-        picture = path.read_bytes()
-        assert picture.startswith(b"\x89PNG\r\n")
-        assert 3_000 < len(picture) < 80_000
-        assert picture == other.read_bytes()
-
-
-@pytest.mark.parametrize("name", ["lambda", "schedules"])
-def test_drawings_are_text_that_is_always_the_same_and_loads_nothing(tmp_path: Path, name: str) -> None:
-    findings = _findings(name, tmp_path / "results")
-    (path,), (again,) = draw_figures(findings, tmp_path / "a", "svg"), draw_figures(findings, tmp_path / "b", "svg")
-    drawing = path.read_text(encoding="utf-8")
-    assert path.name == f"{name}-{findings.spec.figure[0]}.svg"
-    assert drawing == again.read_text(encoding="utf-8")
-    assert path.stat().st_size < 200_000
-    places = [
-        value for one in ElementTree.fromstring(drawing).iter() for key, value in one.attrib.items() if key.endswith("href")
+def test_the_table_pools_the_sources_at_each_price(tmp_path: Path) -> None:
+    spec = load_spec("price-prompt")
+    (cell,) = expand(spec, {}).cells
+    first, *others = cell.evaluate.prices
+    asking = [
+        look(f"{ARITH}@{first:g}", "0101", step=240, asked="1111", own="0000", joint="1111"),
+        look(f"{SCIENCE}@{first:g}", "0101", step=240, asked="1100", own="0001", joint="1101"),
     ]
-    assert all(place.startswith("#") for place in places)
-    assert "assist rate" in drawing
+    quiet = [look(f"{source}@{price:g}", "0101", step=240) for source in (ARITH, SCIENCE) for price in others]
+    write_result(result_file(cell, tmp_path), made_result(cell, held_out=[*asking, *quiet]))
+    (table,) = price_tables(Findings.of(spec, {}, tmp_path))
+    row, *later = table.rows
+    assert [cell.partition(" ")[0] for cell in row[5:]] == ["75.0", "87.5", "50.0", "50.0"]
+    assert all(row[5].startswith("0.0 ±") for row in later)
 
 
-def test_small_values_of_a_setting_stand_in_the_drawing_as_they_are(tmp_path: Path) -> None:
-    (path,) = draw_figures(_findings("learning-rate", tmp_path / "results"), tmp_path / "figures", "svg")
-    words = [one.text for one in ElementTree.parse(path).iter() if one.tag.endswith("text")]
-    assert [word for word in words if word and word.startswith("learning_rate ")] == [
-        f"learning_rate {value}" for value in ("0.0001", "0.0005", "0.001")
-    ]
+# -- retraining for a rate beside the dial on one adapter ------------------------------------------------------------------------------
+
+RATES = Spec(
+    name="rates",
+    about="What is a rate worth?",
+    models=("nano-edge",),
+    seeds=(0,),
+    phases={
+        "usual": ({"source": "group1", "steps": 2, "target_rate": 0.3},),  # type: ignore[dict-item]
+        "half": ({"source": "group1", "steps": 2, "target_rate": 0.5},),  # type: ignore[dict-item]
+    },
+    evaluate={"sources": ("practice:arith",), "items": 4},  # type: ignore[arg-type]
+    table="rates",
+)
+
+
+def _dialled(folder: Path, looks: Any, spec: Spec = RATES) -> tuple[str, ...]:
+    """The only row; `looks`: what an adapter gives by phases and seed, None: it was not run."""
+    for one in expand(spec, {}).placed:
+        if (found := looks(one.phases, one.cell.seed)) is not None:
+            write_result(result_file(one.cell, folder), made_result(one.cell, held_out=[found]))
+    _, table = rates_tables(Findings.of(spec, {}, folder))
+    return table.rows[0]
+
+
+def test_the_dial_sends_the_likeliest_to_ask_until_the_retrained_ones_rate_is_reached(tmp_path: Path) -> None:
+    """At half the items the dial sends the first and the third, which fail locally; the retrained adapter wastes one call."""
+    by_phases = {
+        "usual": look(ARITH, "0101", step=2, asked="1000", own="0100", joint="1100", help=[3.0, -1.0, 2.0, -2.0]),
+        "half": look(ARITH, "0101", step=2, asked="1100", own="0001", joint="1101", help=[3.0, 2.0, -1.0, -2.0]),
+    }
+    row = _dialled(tmp_path / "both", lambda phases, seed: by_phases[phases])
+    assert row[:3] == ("nano-edge", "arith", "0.5")
+    assert [cell.partition(" ")[0] for cell in row[4:]] == ["75.0", "100.0", "-25.0"]
+    assert row[4].endswith("@ 50 %") and row[5].endswith("@ 50 %")
+    row = _dialled(tmp_path / "one", lambda phases, seed: by_phases["half"] if phases == "half" else None)
+    assert row[-2:] == (MISSING, MISSING)
+
+
+def test_each_seeds_dial_sends_what_that_seeds_retrained_adapter_sends(tmp_path: Path) -> None:
+    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would look better than itself."""
+    odds = [4.0, 3.0, 2.0, 1.0]
+    own = {
+        0: look(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),
+        1: look(ARITH, "0011", step=2, help=odds, asked="1110", own="0001", joint="1111"),
+    }
+    usual = look(ARITH, "0011", step=2, help=odds)
+    spec = RATES.model_copy(update={"seeds": (0, 1)})
+    row = _dialled(tmp_path, lambda phases, seed: own[seed] if phases == "half" else usual, spec)
+    assert [cell.partition(" ")[0] for cell in row[4:]] == ["87.5", "87.5", "+0.0"]
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_drawn_of_a_part_of_the_results_and_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    findings = _findings("lambda-paper", tmp_path / "results", missing=3)
+    (first,), (second,) = (draw_figures(findings, tmp_path / name, "svg") for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    (png,) = draw_figures(findings, tmp_path)
+    assert png.stat().st_size > 1000
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
-    assert draw_figures(Findings.of(load_spec("schedules"), CHOSEN, tmp_path), tmp_path / "figures") == []
-    spec = load_spec("std-scaling")
+    spec = load_spec("schedules")
     make_results([cell for cell in expand(spec, CHOSEN).cells if not cell.phases], tmp_path)
     assert draw_figures(Findings.of(spec, CHOSEN, tmp_path), tmp_path / "figures") == []  # no one has learned yet
 
 
-def test_figures_of_a_part_of_the_results_are_drawn(tmp_path: Path) -> None:
-    for name in ("lambda-paper", "target-rates"):
-        findings = _findings(name, tmp_path / name, missing=3)
-        assert len(draw_figures(findings, tmp_path / "figures")) == len(findings.spec.figure)
-
-
-def test_the_commands_print_tables_draw_figures_and_write_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    findings = _findings("schedules", tmp_path / "results")
-    where = ["--results", str(tmp_path / "results"), "--chosen", str(tmp_path / "chosen.json")]
-    assert main(["table", "schedules", "--data", str(NO_DATA), *where]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"# schedules: {findings.spec.about}\n")
-    assert told.rstrip().endswith(f"{len(findings.grid.cells)} of {len(findings.grid.cells)} cells measured.")
-    assert main(["figure", "schedules", "--out", str(tmp_path / "figures"), *where]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'figures' / 'schedules-schedules.png'}\n"
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# A\n\n{_BEGIN}\nold\n{_END}\n\n# B\n", encoding="utf-8")
-    out = [
-        "--out",
-        str(tmp_path / "REPORT.md"),
-        "--readme",
-        str(readme),
-        "--figures",
-        str(tmp_path / "figures"),
-        "--data",
-        str(NO_DATA),
-    ]
-    assert main(["report", *out, *where]) == 0
-    report = (tmp_path / "REPORT.md").read_text(encoding="utf-8")
-    assert main(["report", *out, *where]) == 0
-    assert (tmp_path / "REPORT.md").read_text(encoding="utf-8") == report
-    assert "(figures/schedules-schedules.png)" in report
-    told = readme.read_text(encoding="utf-8")
-    assert told.startswith(f"# A\n\n{_BEGIN}\n\n**Summary") and told.endswith(f"{_END}\n\n# B\n") and "old" not in told
-
-
-def test_the_main_table_of_the_results_page_is_that_of_the_results() -> None:
-    text, findings = RESULTS_PAGE.read_text(encoding="utf-8"), Findings.of(load_spec("table"), read_chosen())
-    if _BEGIN not in text:
-        assert not findings.results, "there are results: add the table's place to the page and run the report"
-        return
-    assert with_main_table(text, findings) == text, "run python -m tools.experiments report"
-
-
-def _report(folder: Path, every: dict[str, Findings], template: str) -> str:
-    (folder / "template").write_text(template, encoding="utf-8")
-    return Report(every, CHOSEN, NO_DATA, folder / "figures", folder).filled(folder / "template")
-
-
-def test_the_report_has_tables_between_paragraphs_and_is_always_the_same(tmp_path: Path) -> None:
-    every = {name: _findings(name, tmp_path / "results") for name in ("schedules", "lambda-paper")}
-    template = "# Title\n\nA paragraph.\n\n{{ setting }}\n\n{{ hours }}\n\n{{ table schedules }}\n{{ figure schedules }}\n"
-    text = _report(tmp_path, every, template)
-    assert text == _report(tmp_path, every, template)
-    assert text.startswith("# Title\n\nA paragraph.\n\n")
-    assert "| rising " in text
-    assert "one thread each, at commit 0123456789ab (" in text
-    assert "## Further experiments" in text
-    assert "### lambda-paper" in text
-    assert "png" not in text
-    draw_figures(every["schedules"], tmp_path / "figures")
-    assert "(figures/schedules-schedules.png)" in _report(tmp_path, every, template)
-
-
-def test_compute_hours_are_summed_with_shared_cells_once(tmp_path: Path) -> None:
-    one = _findings("lambda-paper", tmp_path)
-    text = _report(tmp_path, {"first": one, "second": one}, "{{ hours }}\n{{ table first }}\n{{ table second }}\n")
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| first", "| second", "| all"))]
-    cells = [int(row[1]) for row in rows]
-    assert cells == [len(one.grid.cells), 0, len(one.grid.cells)]
-    wall_h = sum(result.body["cost"]["wall_s"] for result in one.results.values()) / 3600
-    assert float(rows[2][3]) == pytest.approx(wall_h, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("mark", "told"),
-    [
-        ("{{ table tabel }}", "no experiment is called tabel"),
-        ("{{ tables first }}", "no mark is called tables"),
-        ("{{ figure first: Table 1 }}", "words after a name choose tables, not a figure"),
-    ],
-)
-def test_a_mark_that_means_nothing_is_told_with_its_line(tmp_path: Path, mark: str, told: str) -> None:
-    every = {"first": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
-    with pytest.raises(ConfigError, match=f"template:2: {told}"):
-        _report(tmp_path, every, f"# Title\n{mark}\n")
-
-
-def test_the_reports_template_names_experiments_that_there_are(tmp_path: Path) -> None:
-    from tools.experiments.report import TEMPLATE
-
-    every: dict[str, Any] = {name: Findings.of(load_spec(name), CHOSEN, tmp_path) for name in spec_names()}
-    text = Report(every, CHOSEN, NO_DATA, tmp_path, tmp_path).filled(TEMPLATE)
-    assert "No cell has been measured yet." in text
-    assert "{{" not in text
+def test_results_of_other_settings_or_models_are_refused(tmp_path: Path) -> None:
+    spec = load_spec("lambda")
+    cell = next(cell for cell in expand(spec, {}).cells if cell.phases)
+    for changes in ({"settings": {"learning": {"learning_rate": 0.5}}}, {"models": {"nano-edge": "0123"}}):
+        write_result(result_file(cell, tmp_path), made_result(cell, **changes))
+        with pytest.raises(EdgeError, match="it was measured with"):
+            Findings.of(spec, {}, tmp_path)

@@ -1,20 +1,37 @@
-"""`python -m tools.experiments run | table | figure | report | dial`. Knows the command line only."""
+"""`python -m tools.experiments run | table | figure | report | dial`: the command line."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edge.cli.exits import ending
+from edge.core.errors import UsageError
+from edge.core.formatting import counted
 from tools.experiments import dial
-from tools.experiments.command import add_cell, add_run
-from tools.experiments.report import add_report
-from tools.experiments.show import add_figure, add_table
+from tools.experiments.cells import Cell, expand, shared
+from tools.experiments.chosen import CHOSEN_FILE, read_chosen
+from tools.experiments.contestants import DATA
+from tools.experiments.figures import FIGURES, draw_figures
+from tools.experiments.findings import Findings
+from tools.experiments.places import require_folder, require_writable
+from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
+from tools.experiments.result import RESULTS, strays, write_whole
+from tools.experiments.run import run
+from tools.experiments.run_cell import run_cell
+from tools.experiments.spec import Spec, load_spec, spec_names
+
+WORK = Path("runs") / "experiments"
+_NICE = 10
+_STRAYS_NAMED = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,46 +45,160 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.experiments", description=__doc__)
-    experiments = parser.add_subparsers(dest="experiment", required=True)
-    rates = experiments.add_parser(
-        "dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?"
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, play: Any, about: str, *, specs: bool = False, chosen: bool = True) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=about)
+        one.set_defaults(play=play)
+        if specs:
+            one.add_argument("specs", nargs="*", metavar="SPEC", help="names or files (none: every specification)")
+        one.add_argument("--results", type=Path, default=RESULTS, help="folder of finished results")
+        if chosen:
+            one.add_argument("--chosen", type=Path, default=CHOSEN_FILE, help="file of the chosen assistance rewards")
+        return one
+
+    one = command("run", run, "run the cells of experiments; goes on where it was cut", specs=True)
+    one.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
+    one.add_argument("--only", metavar="GLOB", help="cells whose key matches, such as 'nano-edge.*'")
+    one.add_argument("--seeds", type=_seeds, help="only these seeds, as 0,1")
+    one.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after so many hours")
+    one.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
+    one.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
+
+    one = command("cell", play_cell, "run one cell here; for run", chosen=False)
+    one.add_argument("file", type=Path, help="the cell's cell.json")
+
+    one = command(
+        "table", play_table, "tables of experiments from their results; what is missing is shown as missing", specs=True
     )
-    rates.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json and dial.png")
-    rates.add_argument(
-        "--rate", type=float, action="append", help=f"may be repeated (default: {', '.join(map(str, dial.RATES))})"
-    )
-    rates.add_argument("--questions", type=int, default=200)
-    rates.add_argument("--seed", type=int, default=0)
-    rates.add_argument(
-        "--trained",
+    one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
+
+    one = command("figure", play_figure, "figures of experiments from their results", specs=True)
+    one.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
+    one.add_argument("--format", choices=("png", "svg"), default="png", help="form of the pictures")
+
+    one = command("report", play_report, "make the tables of REPORT.md anew from the results")
+    one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
+    one.add_argument("--template", type=Path, default=REPORT, help="the text with marks, between which tables are inserted")
+    one.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
+    one.add_argument("--out", type=Path, default=REPORT)
+    one.add_argument(
+        "--readme",
         type=Path,
-        metavar="STATE",
-        help="a state folder of which a copy is measured, with the adapter that serves there",
+        help="another file whose marks are filled (usual: docs/results.md, where all places are the usual ones)",
     )
-    rates.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
-    rates.set_defaults(play=run_dial)
-    add_run(experiments)
-    add_cell(experiments)
-    add_table(experiments)
-    add_figure(experiments)
-    add_report(experiments)
+
+    one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
+    one.set_defaults(play=play_dial)
+    one.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json and dial.png")
+    rates = ", ".join(map(str, dial.RATES))
+    one.add_argument("--rate", type=float, action="append", help=f"may be repeated (default: {rates})")
+    one.add_argument("--questions", type=int, default=200)
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument(
+        "--trained", type=Path, metavar="STATE", help="a state folder of which a copy is measured, with its active adapter"
+    )
+    one.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
     return parser
 
 
-def run_dial(arguments: argparse.Namespace) -> int:
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no list of seeds, as 0,1") from error
+
+
+def play_cell(arguments: argparse.Namespace) -> int:
+    """Run one cell in this process, its progress as JSON lines."""
+    os.nice(_NICE)
+    cell = Cell.from_json(json.loads(arguments.file.read_text(encoding="utf-8")))
+    return run_cell(cell, arguments.file.parent.parent, arguments.results, lambda line: print(json.dumps(line), flush=True))
+
+
+def play_table(arguments: argparse.Namespace) -> int:
+    """Print the tables."""
+    require_folder(arguments.results)
+    specs, chosen = _specs(arguments.specs, of="table"), read_chosen(arguments.chosen)
+    _report_strays([*map(load_spec, spec_names()), *specs], arguments)
+    for spec in specs:
+        findings = Findings.of(spec, chosen, arguments.results)
+        print(f"# {spec.name}: {spec.about}\n")
+        tables = tables_of(findings, arguments.data, chosen).values()
+        print("\n\n".join(table.to_markdown() for named in tables for table in named))
+        print(f"\n{missing_line(findings)}\n", flush=True)
+    return 0
+
+
+def play_figure(arguments: argparse.Namespace) -> int:
+    """Draw the figures and print their paths."""
+    require_folder(arguments.results)
+    specs, chosen = _specs(arguments.specs, of="figure"), read_chosen(arguments.chosen)
+    require_writable(arguments.out, "--out")
+    for spec in specs:
+        drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out, arguments.format)
+        print("\n".join(map(str, drawn)) or f"{spec.name}: nothing to draw yet; run {spec.name} first", flush=True)
+    return 0
+
+
+def play_report(arguments: argparse.Namespace) -> int:
+    """Fill the marks of the report and of the page of results, and say where they are."""
+    require_folder(arguments.results)
+    require_writable(arguments.out.parent, "--out")
+    chosen, page = read_chosen(arguments.chosen), arguments.readme
+    if page is None and (arguments.results, arguments.chosen, arguments.out) == (RESULTS, CHOSEN_FILE, REPORT):
+        page = RESULTS_PAGE
+    specs = [load_spec(name) for name in spec_names()]
+    _report_strays(specs, arguments)
+    every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
+    for template, out in ((arguments.template, arguments.out), *([(page, page)] if page is not None else [])):
+        text = _read(template)
+        made = insertions(every, chosen, arguments.data, arguments.figures, out.parent, text)
+        write_whole(out, with_insertions(text, made, template))
+        print(f"wrote {out}", flush=True)
+    return 0
+
+
+def _read(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{template}: cannot be read ({error})", hint="give a text file with marks") from error
+
+
+def play_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
     chosen = tuple(arguments.rate or dial.RATES)
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         if arguments.trained is not None:
             shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
-        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _tell))
+        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _say))
     dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _tell(f"wrote {arguments.out / 'dial.json'} and {arguments.out / 'dial.png'}")
+    _say(f"wrote {arguments.out / 'dial.json'} and {arguments.out / 'dial.png'}")
     return 0 if all(run.held for run in runs) else 1
 
 
-def _tell(line: str) -> None:
+def _specs(names: Sequence[str], of: str) -> list[Spec]:
+    """The specifications that have a table or figure. Raises UsageError where none has."""
+    found = [spec for spec in map(load_spec, names or spec_names()) if getattr(spec, of)]
+    if not found:
+        raise UsageError(f"{', '.join(names)}: no {of} is named there", hint=f"add the key {of} to the specification")
+    return found
+
+
+def _report_strays(specs: Sequence[Spec], arguments: argparse.Namespace) -> None:
+    """Name the result files that belong to no cell; not while cells without a name wait, whose they may be."""
+    grids = [expand(spec, read_chosen(arguments.chosen)) for spec in {spec.name: spec for spec in specs}.values()]
+    found = [] if any(grid.waits_for for grid in grids) else strays(shared(grids), arguments.results)
+    if found:
+        more = f" and {len(found) - _STRAYS_NAMED} more" if len(found) > _STRAYS_NAMED else ""
+        _say(
+            f"{counted(len(found), 'file')} in {arguments.results} of no cell of any experiment: {', '.join(found[:_STRAYS_NAMED])}{more}"
+        )
+
+
+def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,6 @@
-"""The assistance rewards that the grid search has chosen. Knows one committed file and how values are chosen.
+"""The assistance rewards that the grid search has chosen: one committed file.
 
-Methods with a fixed reward for help cannot be told τ, so for each model, method and source that value is taken whose runs ended nearest.
+Methods with a fixed reward for help do not know τ, so for each model, method and source that value is taken whose runs ended nearest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from edge.core.errors import ConfigError
 from tools.experiments.cells import ChosenRewards
-from tools.experiments.held_out import write_whole
-from tools.experiments.result import Result
+from tools.experiments.result import Result, first_of, write_whole
 
 CHOSEN_FILE = Path(__file__).parent / "specs" / "chosen-assist-rewards.json"
 VALUE = "learning.assist_reward"
@@ -31,8 +30,7 @@ def read_chosen(path: Path = CHOSEN_FILE) -> ChosenRewards:
     try:
         return _Chosen.model_validate_json(path.read_bytes()).chosen
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        told = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+        told = first_of(error)
     except OSError as error:
         told = str(error.strerror)
     raise ConfigError(

@@ -1,21 +1,37 @@
-"""Who is compared in the main experiment, and on which families. Knows whose runs a row of a table reads and who decides in it; knows
-nothing of how rows are told.
+"""Who is compared in the main experiment, on which families, and what the paper published of them.
 
-MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: of each group the family that is nearest. A family of group 1 is looked
-at in the runs that learn group 1 first, one of group 2 in the others.
+MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: of each group the family that is nearest. A family of group 1 is
+evaluated in the runs that learn group 1 first, one of group 2 in the others.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from edge.core.errors import EdgeError
 from edge.tasks.practice import GROUPS
 from tools.experiments.findings import Findings, Part
 from tools.experiments.measures import Rule, at_random, by_threshold, never, own_decision, routed
-from tools.experiments.published import NAMES
 
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "paper"
+METHODS = {
+    "edge-only": "Edge Tuning Only",
+    "naive-router": "Edge Tuning w/ Naive Router",
+    "router": "Edge Tuning w/ Router",
+    "grpo": "GRPO",
+    "gvpo": "GVPO",
+    "gapg": "GAPG",
+    "da-grpo": "DA-GRPO",
+}
+"""What the paper calls the rows."""
+NAMES = {**METHODS, "da-grpo-paper": "DA-GRPO, paper's rule"}
+"""What tables call them; DA-GRPO by the paper's integral rule of λ has a row of its own."""
+MODELS = {"nano-edge": "Qwen2.5-1.5B-Instruct", "nano-edge-llama": "Llama-3.2-3B-Instruct"}
+"""The paper's SLM of the same architecture."""
 TARGET = 0.3
 """τ of the main experiment."""
 FIRST, SECOND = 1, 2
@@ -102,3 +118,28 @@ HELD = (BARE_DIAL, BARE_RANDOM, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
 """Who is compared at equal rate: the paper's methods and what costs least, the log-odds of asking of a model that never learned to."""
 RIVALS = tuple(row for row in HELD if row not in (BARE_RANDOM, NAIVE, PAPERS_RULE, DA_GRPO))
 """Of whom the best is compared with DA-GRPO in the primary comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The rows of one of the paper's tables by (responses, model, method)."""
+
+    rows: dict[tuple[str, str, str], dict[str, str]]
+
+    def cell(self, responses: str, model: str, method: str, column: str) -> str:
+        """One number as the paper prints it, in percent; "" where it has none."""
+        row = self.rows.get((responses, MODELS.get(model, model), METHODS.get(method, method)), {})
+        return row.get(column) or ""
+
+
+def read_published(folder: Path, name: str) -> Published | None:
+    """`table1` or `table2`; None where the folder has no such file. Raises EdgeError for one that cannot be read."""
+    path = folder / f"{name}.csv"
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = {(row["responses"], row["model"], row["method"]): row for row in csv.DictReader(file)}
+    except (OSError, KeyError, UnicodeDecodeError, csv.Error) as error:
+        raise EdgeError(f"{path}: not a table of the paper ({error})") from error
+    return Published(rows)

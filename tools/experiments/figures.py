@@ -1,7 +1,4 @@
-"""Figures as small PNG or SVG files. Knows matplotlib and what each figure shows; knows nothing of how results came about.
-
-A figure of what has no result is not drawn. The same results give the same picture.
-"""
+"""Figures as small PNG or SVG files. A figure of what has no result is not drawn; the same results give the same picture."""
 
 from __future__ import annotations
 
@@ -13,11 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
-from tools.experiments.dynamics import BAND, END_STEPS, SMOOTH_STEPS, end_mean
 from tools.experiments.findings import Findings, Runs, by_common_seed
+from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
-from tools.experiments.own_ability import forced_over_steps
-from tools.experiments.result import Result
 from tools.experiments.tables import shown
 
 FIGURES = Path(__file__).parent / "figures"
@@ -54,8 +49,8 @@ _LONG_NUMBER = re.compile(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+")
 def draw_figures(findings: Findings, out: Path, form: Form = "png") -> list[Path]:
     """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png` (or `.svg`)."""
     drawn: list[Path] = []
-    if not _has_learned(findings):
-        return drawn
+    if not any(result.cell.phases for result in findings.results.values()):
+        return drawn  # there is nothing but the models before learning
     for kind in findings.spec.figure:
         path = out / f"{findings.spec.name}-{kind}.{form}"
         _draw(path, findings, _PAINT[kind], form)
@@ -75,24 +70,19 @@ def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> None:
         drawn = io.BytesIO()
         figure.savefig(drawn, format=form, metadata={"Date": None} if form == "svg" else None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if form == "png":
-        _write_small(path, drawn)
-    else:
+    if form == "svg":
         path.write_bytes(_rounded(drawn.getvalue()))
+        return
+    from PIL import Image
+
+    with Image.open(drawn) as picture:  # with few colours, which is a third of the bytes
+        picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
 
 
 def _rounded(svg: bytes) -> bytes:
     """Coordinates to a hundredth of a point, which is half of the bytes; words and their numbers stay."""
     lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
     return b"\n".join(line.rstrip() for line in lines)
-
-
-def _write_small(path: Path, png: io.BytesIO) -> None:
-    """With few colours, which is a third of the bytes."""
-    from PIL import Image
-
-    with Image.open(png) as picture:
-        picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
 
 
 def _lambda(figure: Any, findings: Findings) -> None:
@@ -123,15 +113,12 @@ def _schedules(figure: Any, findings: Findings) -> None:
         steps = range(1, len(targets) + 1)
         axis.plot(steps, targets, color=_GREY, linewidth=1.2, linestyle="--", label="τ")
         axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=_GREY, alpha=0.15, linewidth=0)
-        for (model, way), colour in zip(_lines_of(findings), _COLOURS, strict=False):
+        lines = [(model, way) for model in findings.spec.models for way in findings.spec.ways]
+        for (model, way), colour in zip(lines, _COLOURS, strict=False):
             label = model if len(findings.spec.ways) == 1 else way
             _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
     _legend(figure, axes[0])
-
-
-def _lines_of(findings: Findings) -> list[tuple[str, str]]:
-    return [(model, way) for model in findings.spec.models for way in findings.spec.ways]
 
 
 def _sensitivity(figure: Any, findings: Findings) -> None:
@@ -144,7 +131,7 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
     left.set(title=f"{model}: λ", xlabel="step", ylim=(0, None))
     left.legend(fontsize=8)
     for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
-        points = [(at, findings.runs(model, varied={key: value}).mean(_end_of(series))) for at, value in enumerate(values)]
+        points = [(at, findings.runs(model, varied={key: value}).mean(end_of(series))) for at, value in enumerate(values)]
         _points(right, [(at, found) for at, found in points if found is not None], colour, series)
     right.set_xticks(range(len(values)), [shown(value) for value in values])
     _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
@@ -160,13 +147,13 @@ def _rates(figure: Any, findings: Findings) -> None:
         for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
             label = f"τ = {phases[-1].target_rate:g}" if style == "-" else ""
             _lines(left, findings.runs(model, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS, style=style)
-    told = " / ".join(f"{model} {word}" for model, word in zip(findings.spec.models, ("solid", "dashed"), strict=False))
-    left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({told})", ylim=(0, 1))
+    lines = " / ".join(f"{model} {word}" for model, word in zip(findings.spec.models, ("solid", "dashed"), strict=False))
+    left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({lines})", ylim=(0, 1))
     left.legend(fontsize=8)
     for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
         for series, colour in (("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
             points = [
-                (phases[-1].target_rate, findings.runs(model, phases=name).mean(_end_of(series)))
+                (phases[-1].target_rate, findings.runs(model, phases=name).mean(end_of(series)))
                 for name, phases in findings.spec.phases.items()
             ]
             _points(right, [(at, found) for at, found in points if found is not None], colour, f"{series}, {model}", style)
@@ -263,11 +250,6 @@ def _over_steps(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0][0])
 
 
-def _has_learned(findings: Findings) -> bool:
-    """Whether there is more than the models before learning."""
-    return any(result.cell.phases for result in findings.results.values())
-
-
 def _lines(axis: Any, runs: Runs, series: str, colour: str, label: str, *, smooth: int, style: str = "-") -> None:
     """One thin line for each seed; the first one has the label."""
     for number, result in enumerate(runs.results):
@@ -290,10 +272,6 @@ def _points(
             [at for at, _ in points], [scale * one.mean for _, one in points], yerr=[scale * (one.half or 0.0) for _, one in points],
             color=colour, linestyle=style, marker="o", markersize=4, capsize=2, linewidth=1.2, label=label,
         )  # fmt: skip
-
-
-def _end_of(series: str) -> Callable[[Result], float]:
-    return lambda result: end_mean(result, series)
 
 
 def _target(axis: Any, target: float) -> None:

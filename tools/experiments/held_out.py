@@ -7,7 +7,6 @@ for all cells and lie in one recording. A source that is done is a file, so that
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,7 +22,6 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
-from edge.core.files import write_atomically
 from edge.core.types import LocalResponse, TaskItem
 from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
@@ -33,6 +31,7 @@ from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import open_for_recording
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
+from tools.experiments.result import write_whole
 from tools.experiments.spec import Evaluate
 
 MOST_LOG_ODDS = 30.0
@@ -178,14 +177,6 @@ def _call(settings: RolloutSettings, item: TaskItem) -> CloudCall:
         max_output_tokens=settings.max_output_tokens,
         model_alias=settings.model_alias,
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The new text or the old one, whenever the machine stops and whoever else writes it. Raises OSError for what is no regular file."""
-    path = path.resolve()  # behind a link lies what is meant
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    write_atomically(path, text)
 
 
 def _bits(values: Sequence[bool | None]) -> str:

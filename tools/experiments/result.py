@@ -1,29 +1,36 @@
-"""The result of one cell: a JSON file from which every table and figure can be made again. Knows its form; knows nothing of how it came
-about or what is made of it.
+"""The result of one cell: a JSON file from which every table and figure can be made again.
 
 Form 1. `series` has one value a step: `dual` (λ after the step), `assist`, `joint`, `kept` (accuracy of kept responses, null: none was
-kept), `reward`, `format`, `entropy`, `calls` (billed). `held_out` has one entry for each look and source: `step`, `phase` (phases done),
-and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. `models` has a digest of each model file. Later versions only
-add keys.
+kept), `reward`, `format`, `entropy`, `calls` (billed). `held_out` has one entry for each source and time of evaluation: `step`, `phase`
+(phases done), and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. `settings` and `models` (digests of the model
+files) say what it was measured with. Later versions only add keys.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from edge.core.errors import EdgeError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from edge.app.settings import model_file
+from edge.config.schema import AgentConfig
+from edge.core.errors import EdgeError, ModelFileError
+from edge.core.files import write_atomically
 from edge.state.events import StepFinished
 from tools.experiments.cells import Cell
-from tools.experiments.form import require_form
-from tools.experiments.held_out import write_whole
-from tools.experiments.provenance import changed
 
 RESULTS = Path(__file__).parent / "results"
+FORM = 1
 _SERIES_DIGITS = {"dual": 4, "assist": 4, "joint": 3, "kept": 3, "reward": 3, "format": 3, "entropy": 3}
+_DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,15 @@ class Result:
         return found
 
     def looks(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
-        """What was seen of each source after so many phases (None: whenever)."""
+        """The evaluations of each source after so many phases (None: whenever)."""
         return (look for look in self.body["held_out"] if phase is None or look.get("phase") == phase)
 
     def look(self, source: str, phase: int) -> Mapping[str, Any] | None:
-        """What was seen of one source after so many phases."""
+        """The evaluation of one source after so many phases."""
         return next((look for look in self.looks(phase) if look["source"] == source), None)
+
+
+# -- reading and writing ---------------------------------------------------------------------------------------------------------------
 
 
 def result_file(cell: Cell, folder: Path = RESULTS) -> Path:
@@ -83,6 +93,226 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}" for name, value in body.items()]
     write_whole(path, "{" + ",\n".join(lines) + "}\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The new text or the old one, whenever the machine stops and whoever else writes it. Raises OSError for what is no regular file."""
+    path = path.resolve()  # behind a link lies what is meant
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    write_atomically(path, text)
+
+
+# -- what a result must have to be read ------------------------------------------------------------------------------------------------
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", protected_namespaces=())
+
+
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
+_Count = Annotated[float, Field(ge=0.0)]
+_Verdicts = Annotated[str, StringConstraints(pattern=r"^[01-]*$")]
+
+
+class _Series(_Form):
+    dual: list[_Count | None]
+    assist: list[_Share]
+    joint: list[_Share | None]
+    kept: list[_Share | None]
+    reward: list[float | None]
+    format: list[_Share | None]
+    entropy: list[_Count | None]
+    calls: list[_Count | None]
+
+
+class _RouterFit(_Form):
+    threshold: float
+
+
+class _Look(_Form):
+    source: str
+    step: int
+    phase: int | None
+    items: int
+    asked: _Verdicts
+    own: _Verdicts
+    forced: _Verdicts
+    cloud: _Verdicts
+    joint: _Verdicts
+    format: _Verdicts
+    help: list[float | None]
+    router: list[float | None] | None = None
+    router_fit: _RouterFit | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each_item(self) -> _Look:
+        for name in ("asked", "own", "forced", "cloud", "joint", "format", "help", "router"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.items:
+                raise ValueError(f"{name} has {len(values)} of {self.items} items")
+        decided = zip(self.asked, self.own, self.cloud, self.joint, strict=True)
+        if any(joint != (cloud if asked == "1" else own) for asked, own, cloud, joint in decided):
+            raise ValueError("joint is not what asked, own and cloud give")
+        if self.router is not None and self.router_fit is None:
+            raise ValueError("router_fit is missing")
+        return self
+
+
+class _Training(_Form):
+    steps: float
+    seconds: float
+    billed_calls: float
+    cloud_tokens: float
+    spend_uusd: float
+    response_rate: float | None
+    billed_rate: float | None
+
+
+class _Cost(_Form):
+    wall_s: float
+    cpu_agent_s: float
+    cpu_programs_s: float
+    cpu_coordinator_s: float
+    peak_agent_mib: float
+    peak_coordinator_mib: float
+    training: _Training
+
+
+class _Machine(_Form):
+    cpu: str
+    cores: int
+    memory_mib: float
+
+
+class _Settings(_Form):
+    learning: dict[str, Any]
+
+
+class _Body(_Form):
+    form: Literal[1]
+    key: str
+    cell: dict[str, Any]
+    commits: list[str]
+    machine: _Machine
+    settings: _Settings
+    models: dict[str, Any] = {}
+    cost: _Cost
+    series: _Series
+    held_out: list[_Look]
+
+
+def require_form(cell: Cell, body: Any) -> None:
+    """Raises ValueError, saying what is not as it should be, unless this is a whole result of the cell."""
+    try:
+        read = _Body.model_validate(body)
+    except ValidationError as error:
+        raise ValueError(first_of(error)) from error
+    if read.key != cell.key or read.cell != cell.to_json():
+        raise ValueError("cell is not the one that the key is made of")
+    for name, values in read.series:
+        if len(values) != cell.steps:
+            raise ValueError(f"series.{name} has {len(values)} of {cell.steps} steps")
+    _require_every_evaluation(cell, read.held_out)
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that is wrong: where, and what."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+
+
+def _require_every_evaluation(cell: Cell, looks: Sequence[_Look]) -> None:
+    """After each phase (before learning: once) every source, and nothing else."""
+    ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
+    names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
+    wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
+    if missing := sorted(wanted - {(look.source, look.step, look.phase) for look in looks}):
+        raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")
+    if unknown := [look for look in looks if look.source not in names or not 0 <= look.step <= ends[-1]]:
+        raise ValueError(f"held_out has {unknown[0].source} after step {unknown[0].step}, which the cell has not")
+
+
+# -- what a result was measured with ---------------------------------------------------------------------------------------------------
+# A cell's key holds what an experiment sets. What it leaves as usual, and the bytes of the models, can change under it: results of before
+# would then stand beside results of after as if they were alike.
+
+
+def settings_of(config: AgentConfig) -> dict[str, Any]:
+    """The settings that a result keeps: of learning and of the adapter."""
+    return {
+        "learning": config.learning.model_dump(mode="json", exclude={"when", "enabled"}),
+        "adapter": config.adapter.model_dump(mode="json"),
+    }
+
+
+def models_of(config: AgentConfig) -> dict[str, str]:
+    """A digest of the SLM's file and of the cloud LLM's, by name; what is not on this machine is left out."""
+    embedded = config.coordinator.embedded
+    names = [config.model.path, *([embedded.path or embedded.model] if embedded.upstream == "bundled" else [])]
+    return {name: found for name in names if (found := _digest_of(name)) is not None}
+
+
+def cloud_of(config: AgentConfig) -> str:
+    """A digest of which cloud LLM answers, and where: of its file where it is one of ours."""
+    coordinator, embedded = config.coordinator, config.coordinator.embedded
+    where = [coordinator.address, coordinator.model_alias, embedded.upstream, embedded.model, embedded.path, embedded.base_url]
+    file = _digest_of(embedded.path or embedded.model) if embedded.upstream == "bundled" else None
+    return hashlib.blake2b(json.dumps([*where, file]).encode(), digest_size=_DIGEST_BYTES // 2).hexdigest()
+
+
+def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
+    """One thing that would be different now; None where nothing is. Keys that came later are not compared."""
+    config = cell.resolved("state").config
+    for key, then, now in _both(_as_named_today(body.get("settings", {})), settings_of(config)):
+        if then != now:
+            return f"it was measured with {key} {then}, which is {now} now"
+    models = models_of(config)
+    for name, digest in body.get("models", {}).items():
+        if models.get(name, digest) != digest:
+            return f"it was measured with another file of {name}"
+    return None
+
+
+def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of an older result with what has another name now (`LearningConfig` reads older files the same way)."""
+    learning = settings.get("learning", {})
+    if "price" not in learning or isinstance(learning["price"], str):
+        return settings
+    return {**settings, "learning": {**learning, "price": "calls", "stated_price": learning["price"]}}
+
+
+def _both(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in then.keys() & now.keys():
+        where = f"{within}{key}"
+        if isinstance(then[key], Mapping) and isinstance(now[key], Mapping):
+            yield from _both(then[key], now[key], f"{where}.")
+        else:
+            yield where, then[key], now[key]
+
+
+def _digest_of(name: str) -> str | None:
+    try:
+        path = model_file(name)
+    except ModelFileError:
+        return None
+    stat = path.stat()
+    return _digest(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _digest(path: Path, changed_ns: int, size: int) -> str:
+    """Of a file's bytes; of a folder's files in the order of their names."""
+    del changed_ns, size  # another file of the same name is read anew
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+# -- from steps to a result ------------------------------------------------------------------------------------------------------------
 
 
 def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:

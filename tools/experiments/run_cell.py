@@ -10,7 +10,9 @@ import asyncio
 import fcntl
 import json
 import os
+import resource
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,24 +23,35 @@ from edge.agent import Agent
 from edge.app import build_agent, check_inputs, train_router
 from edge.cli.exits import stop_on_signals
 from edge.config.schema import AgentConfig
-from edge.core.clock import SystemClock
+from edge.core.clock import Clock, SystemClock
 from edge.core.concurrency import Stop
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
-from edge.core.machine import machine_facts
+from edge.core.machine import MachineFacts, machine_facts
 from edge.evaluation.plan import EvalPlan
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run
+from tools.bench.table.memory_watch import memory_now
 from tools.experiments.cells import Cell
-from tools.experiments.form import FORM
-from tools.experiments.held_out import Examiner, Router, write_whole
-from tools.experiments.meter import Meter, account, machine_told
-from tools.experiments.places import told_with
-from tools.experiments.provenance import changed, cloud_of, models_of, settings_of
-from tools.experiments.result import RESULTS, result_file, series_of, training_cost, write_result
+from tools.experiments.held_out import Examiner, Router
+from tools.experiments.result import (
+    FORM,
+    RESULTS,
+    changed,
+    cloud_of,
+    models_of,
+    result_file,
+    series_of,
+    settings_of,
+    training_cost,
+    write_result,
+    write_whole,
+)
 
 BEGUN_WITH = "begun-with.json"
 """In a cell's folder: its settings and models when it was begun."""
+_ROOT = Path(__file__).resolve().parents[2]
+_CODE = ("edge", "coordinator", "tools/experiments/*.py")
 DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
 Tell = Callable[[dict[str, Any]], None]
 
@@ -63,8 +76,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
             body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
     if body is None:
         return STOPPED
-    with told_with("--results", results):
-        write_result(result_file(cell, results), body)
+    write_result(result_file(cell, results), body)
     return DONE
 
 
@@ -229,3 +241,78 @@ def _looks(folder: Path) -> Any:
             if file.name not in ("look.json", "router.json"):
                 found = json.loads(file.read_text(encoding="utf-8"))
                 yield {**when, **found, **(fitted if "router" in found else {})}
+
+
+# -- what a run costs in time, processor and memory: one file for each process that worked on it, written again and again -----------------
+
+
+class Meter:
+    """The account of this process. `coordinator`: the process id of its coordinator while it runs."""
+
+    def __init__(self, folder: Path, clock: Clock, coordinator: Callable[[], int | None]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"{int(clock.now() * 1000)}.json"
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._coordinator = coordinator
+        self._coordinator_cpu_s, self._coordinator_peak_mib = 0.0, 0.0
+        self._commit = commit_of(_ROOT)
+
+    def note(self) -> None:
+        """Write down what was used so far; programs are those that this process has waited for (judged programs)."""
+        own, programs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        self._look_at_coordinator()
+        body = {
+            "commit": self._commit,
+            "wall_s": round(self._clock.monotonic() - self._began, 1),
+            "cpu_agent_s": round(own.ru_utime + own.ru_stime, 1),
+            "cpu_programs_s": round(programs.ru_utime + programs.ru_stime, 1),
+            "cpu_coordinator_s": round(self._coordinator_cpu_s, 1),
+            "peak_agent_mib": round(memory_now().get("peak_mib", 0.0)),
+            "peak_coordinator_mib": round(self._coordinator_peak_mib),
+        }
+        write_whole(self._file, json.dumps(body))
+
+    def _look_at_coordinator(self) -> None:
+        import psutil
+
+        pid = self._coordinator()
+        if pid is None:
+            return
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return
+        self._coordinator_cpu_s = times.user + times.system
+        self._coordinator_peak_mib = max(self._coordinator_peak_mib, memory_now(pid).get("peak_mib", 0.0))
+
+
+def account(folder: Path) -> dict[str, Any]:
+    """The processes of a run together: sums of seconds, the highest peaks, and every commit that had a part in it."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    summed = ("wall_s", "cpu_agent_s", "cpu_programs_s", "cpu_coordinator_s")
+    return {
+        "commits": list(dict.fromkeys(part["commit"] for part in parts)),
+        "processes": len(parts),
+        **{name: round(sum(part[name] for part in parts), 1) for name in summed},
+        **{name: max((part[name] for part in parts), default=0) for name in ("peak_agent_mib", "peak_coordinator_mib")},
+    }
+
+
+def commit_of(root: Path) -> str:
+    """The commit that is checked out, with a + where the code differs from it; "" without git."""
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def machine_told(facts: MachineFacts) -> dict[str, Any]:
+    """Processor, cores and memory; no names of hosts or people."""
+    return {"cpu": facts.chip or facts.board or facts.architecture, "cores": facts.cores, "memory_mib": facts.memory_mib}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

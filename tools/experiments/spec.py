@@ -1,8 +1,7 @@
-"""An experiment as data: which methods, phases, seeds and settings make its grid, and what is looked at. Knows every key of a specification
-and its range; knows nothing of how a cell is run or drawn.
+"""A specification: which models, methods, phases, settings and seeds make an experiment's grid, and what is evaluated.
 
-A specification is a YAML file of `tools/experiments/specs`. Sources are practice groups and families by their short names, or anything
-that `edge-agent learn --tasks` takes.
+It is a YAML file of `tools/experiments/specs`. Sources are practice groups and families by their short names, or anything that
+`edge-agent learn --tasks` takes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from edge.config.schema import Price
 from edge.config.yaml_lines import KeyPath
 from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
-from edge.tasks.practice import GROUPS
-from tools.experiments.layouts import unsuited
-from tools.experiments.sources import full_source, labels_of, require_held_out
+from edge.tasks.jsonl import JsonLinesSource
+from edge.tasks.practice import FAMILIES, GROUPS
+from edge.tasks.registry import data_set_of, open_source
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -37,6 +36,53 @@ CHOSEN = "@chosen"
 """As the value of `learning.assist_rewards`: what the grid search has chosen for this model and method."""
 _OF_THE_GRID = {"learning.seed": "seeds", "model.path": "models", "phases": "phases", "state_folder": "--work"}
 """Settings of the agent that every cell gets from elsewhere."""
+_LAYOUTS: Mapping[str, tuple[int | None, int | None, int | None]] = {
+    "": (None, None, None),
+    "methods": (None, None, None),
+    "over-steps": (1, None, 0),
+    "paper": (None, None, 0),
+    "curves": (None, None, 0),
+    "forgetting": (None, None, 0),
+    "assist-rewards": (None, None, 1),
+    "lambda": (1, 1, 1),
+    "sensitivity": (1, 1, 1),
+    "schedules": (None, None, 0),
+    "rates": (1, None, 0),
+    "prices": (None, None, 0),
+}
+"""How many methods and lists of phases a table or figure can show at most, and how many varied settings exactly (None: any number)."""
+_BOTH_ORDERS = ("paper", "curves", "forgetting")
+"""Layouts of the main experiment, whose phases are g1-g2 and g2-g1."""
+
+
+def full_source(name: str) -> str:
+    """As the agent's configuration writes it: practice groups and families have short names."""
+    return f"practice:{name}" if name in {*FAMILIES, *GROUPS} else name
+
+
+def labels_of(name: str) -> frozenset[str]:
+    """The task labels of a source's items. A file or folder is read, a data set of the hub is only known by its name.
+
+    Raises UsageError for a name that cannot be meant, TaskFileError for what is not there or cannot be read.
+    """
+    full = full_source(name)
+    data_set = data_set_of(full)
+    if data_set is not None:
+        if not full.startswith("hf:") and ":" in full:
+            open_source(full)
+        return frozenset({data_set.task})
+    source = open_source(full)
+    if isinstance(source, JsonLinesSource):
+        return frozenset(item.task for item in (*source.train_items, *source.test_items))
+    return frozenset({next(iter(source.train(0))).task})
+
+
+def require_held_out(name: str) -> None:
+    """Raises as `labels_of`, and TaskFileError for a file of which no item is held out."""
+    labels_of(name)
+    full = full_source(name)
+    if data_set_of(full) is None and not open_source(full).test(1):
+        raise TaskFileError(f"{name}: no item is held out", hint='add lines with "split": "test"')
 
 
 class Section(BaseModel):
@@ -118,62 +164,72 @@ class Spec(Section):
         return self.methods or {"da-grpo": {}}
 
     @model_validator(mode="after")
-    def _routers_are_methods(self) -> Spec:
+    def _can_be_run_and_shown(self) -> Spec:
+        for path, wrong in self._mistakes():
+            raise ValueAt(path, wrong)
+        return self
+
+    def _mistakes(self) -> Iterator[tuple[KeyPath, str]]:
+        """What cannot be run, or not be shown as the layouts want it: where it stands and what is wrong."""
         for index, name in enumerate(self.routers):
             if name not in self.ways:
-                raise ValueAt(("routers", index), f"{name} is no method of this experiment; there is: {', '.join(self.ways)}")
-        for name, phases in self.phases.items():
-            if not phases:
-                raise ValueAt(("phases", name), f"{name} has no phase")
-        for key, values in self.vary.items():
-            if not values:
-                raise ValueAt(("vary", key), f"{key} has no value to try")
-        return self
-
-    @model_validator(mode="after")
-    def _layouts_suit_the_grid(self) -> Spec:
-        places: list[tuple[KeyPath, str]] = [
-            (("table",), self.table),
-            *((("figure", at), one) for at, one in enumerate(self.figure)),
-        ]
-        for path, layout in places:
-            if (told := unsuited(layout, self.ways, self.phases, self.vary)) is not None:
-                raise ValueAt(path, f"{dotted(path)}: {told}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_listed_twice(self) -> Spec:
-        lists: tuple[tuple[KeyPath, Sequence[Any]], ...] = (
-            (("models",), self.models),
-            (("seeds",), self.seeds),
-            (("evaluate", "sources"), self.evaluate.sources),
-            (("evaluate", "prices"), self.evaluate.prices),
-            *((("vary", key), values) for key, values in self.vary.items()),
-        )
+                yield ("routers", index), f"{name} is no method of this experiment; there is: {', '.join(self.ways)}"
+        yield from ((("phases", name), f"{name} has no phase") for name, phases in self.phases.items() if not phases)
+        yield from ((("vary", key), f"{key} has no value to try") for key, values in self.vary.items() if not values)
+        layouts: list[tuple[KeyPath, str]] = [(("table",), self.table)]
+        layouts += [(("figure", index), name) for index, name in enumerate(self.figure)]
+        for path, layout in layouts:
+            if (unmet := self._unmet(layout)) is not None:
+                yield path, f"{dotted(path)}: {layout} {unmet}; table: methods shows any grid"
+        lists: list[tuple[KeyPath, Sequence[Any]]] = [(("models",), self.models), (("seeds",), self.seeds)]
+        lists += [(("evaluate", key), getattr(self.evaluate, key)) for key in ("sources", "prices")]
+        lists += [(("vary", key), values) for key, values in self.vary.items()]
         for path, values in lists:
             for index, value in enumerate(values):
                 if value in values[:index]:
-                    raise ValueAt((*path, index), f"{dotted(path)} has {value} twice")
-        return self
+                    yield (*path, index), f"{dotted(path)} has {value} twice"
+        yield from self._missing_sources()
+        yield from self._ignored_rewards()
 
-    @model_validator(mode="after")
-    def _sources_are_there(self) -> Spec:
-        for index, source in enumerate(self.evaluate.sources):
-            _require_at(("evaluate", "sources", index), source, require_held_out if self.evaluate.items else labels_of)
-        for name, phases in self.phases.items():
-            for index, phase in enumerate(phases):
-                _require_at(("phases", name, index, "source"), phase.source, labels_of)
-        return self
+    def _unmet(self, layout: str) -> str | None:
+        """What a layout cannot show of this grid."""
+        methods, phases, varied = _LAYOUTS[layout]
+        if methods is not None and len(self.ways) > methods:
+            return f"shows one method, and there are {len(self.ways)} ({', '.join(self.ways)})"
+        if phases is not None and len(self.phases) > phases:
+            return f"shows one list of phases, and there are {len(self.phases)} ({', '.join(self.phases)})"
+        if varied is not None and len(self.vary) != varied:
+            return f"shows {'one setting' if varied else 'nothing'} under vary, and there is {', '.join(self.vary) or 'none'}"
+        if layout == "lambda" and "learning.dual_init" not in self.vary:
+            return f"shows learning.dual_init under vary, and there is {', '.join(self.vary)}"
+        if layout in _BOTH_ORDERS and sorted(self.phases) != ["g1-g2", "g2-g1"]:
+            return f"shows the phases g1-g2 and g2-g1, and there is {', '.join(self.phases)}"
+        return None
 
-    @model_validator(mode="after")
-    def _rewards_are_of_tasks_that_occur(self) -> Spec:
+    def _missing_sources(self) -> Iterator[tuple[KeyPath, str]]:
+        require = require_held_out if self.evaluate.items else labels_of
+        places: list[tuple[KeyPath, str, Callable[[str], object]]] = [
+            (("evaluate", "sources", index), source, require) for index, source in enumerate(self.evaluate.sources)
+        ]
+        places += [
+            (("phases", name, index, "source"), phase.source, labels_of)
+            for name, phases in self.phases.items()
+            for index, phase in enumerate(phases)
+        ]
+        for path, source, check in places:
+            try:
+                check(source)
+            except (UsageError, TaskFileError) as error:
+                yield path, f"{dotted(path)}: {error}" + (f"; {error.hint}" if error.hint else "")
+
+    def _ignored_rewards(self) -> Iterator[tuple[KeyPath, str]]:
+        """Assistance rewards of labels that no item has."""
         rewards = list(self._rewards())
         sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
         labels = {source: labels_of(source) for source in sources} if rewards else {}
         for path, value in rewards:
-            if (told := _wrong_rewards(value, labels)) is not None:
-                raise ValueAt(path, f"{dotted(path)}: {told}")
-        return self
+            if (wrong := _wrong_rewards(value, labels)) is not None:
+                yield path, f"{dotted(path)}: {wrong}"
 
     def _rewards(self) -> Iterator[tuple[KeyPath, Value]]:
         """Every value of the assistance rewards by label, and where it stands."""
@@ -185,14 +241,6 @@ class Spec(Section):
                 label = key.removeprefix(f"{ASSIST}.")
                 if key == ASSIST or label != key:
                     yield (*path, key), value if key == ASSIST else {label: str(value)}
-
-
-def _require_at(path: KeyPath, source: str, require: Callable[[str], object]) -> None:
-    """Raises ValueAt for a source that is refused."""
-    try:
-        require(source)
-    except (UsageError, TaskFileError) as error:
-        raise ValueAt(path, f"{dotted(path)}: {error}; {error.hint}" if error.hint else f"{dotted(path)}: {error}") from error
 
 
 def _wrong_rewards(value: Value, labels: Mapping[str, frozenset[str]]) -> str | None:

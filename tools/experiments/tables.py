@@ -1,11 +1,8 @@
-"""Tables as text. Knows rows, columns and how numbers are written; knows nothing of what they mean.
-
-What has not been measured is written as missing, never filled.
-"""
+"""Tables as text: rows, columns and how numbers are written. What has not been measured is written as missing, never filled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tools.experiments.stats import Estimate
@@ -53,6 +50,11 @@ def plain(estimate: Estimate, digits: int = 3) -> str:
     """A number as `0.482 ± 0.013`."""
     half = "" if estimate.half is None else f" ± {estimate.half:.{digits}f}"
     return f"{estimate.mean:.{digits}f}{half}"
+
+
+def told(found: Estimate | None, form: Callable[[Estimate], str] = with_half) -> str:
+    """An estimate in one of these forms, or missing."""
+    return MISSING if found is None else form(found)
 
 
 def shown(value: object) -> str:

@@ -1,0 +1,318 @@
+"""The commands: which cells are run and in which order, exit codes, stopping; tables, the report and places that cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edge.core.clock import SystemClock
+from edge.core.errors import ConfigError
+from tests.unit.experiment_world import made_result, make_results
+from tests.unit.test_experiments_spec import CHOSEN
+from tools.experiments import run
+from tools.experiments.__main__ import main
+from tools.experiments.cells import Cell, expand
+from tools.experiments.chosen import read_chosen
+from tools.experiments.findings import Findings
+from tools.experiments.report import RESULTS_PAGE, insertions, with_insertions
+from tools.experiments.result import Result
+from tools.experiments.run import Board, CellProcess, Ended, OnProgress, Pace, run_all
+from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
+from tools.experiments.spec import load_spec
+
+CELLS = expand(load_spec("lambda"), {}).cells
+NO_DATA = Path("there-is-no-such-folder")
+_SPEC = {
+    "name": "two",
+    "about": "Two cells.",
+    "models": ["nano-edge"],
+    "seeds": [0, 1],
+    "phases": {"a": [{"source": "group1", "steps": 2}]},
+    "evaluate": {"items": 0},
+    "table": "methods",
+    "figure": ["schedules"],
+}
+
+
+def _spec(folder: Path, **changes: Any) -> str:
+    path = folder / "two.yaml"
+    path.write_text(yaml.safe_dump({**_SPEC, **changes}), encoding="utf-8")
+    return str(path)
+
+
+class Cells:
+    """Launches no process: cells end with these codes in turn (then: done), those that are done with a result."""
+
+    def __init__(self, results: Path | None = None, codes: list[int] | None = None, stop_after: int | None = None) -> None:
+        self._codes = iter(codes or [])
+        self._results = results
+        self._stop_after = stop_after
+        self.order: list[str] = []
+        self.together = self.most = 0
+
+    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
+        self.order.append(cell.key)
+        self.together += 1
+        self.most = max(self.most, self.together)
+        on_progress(cell, {"part": "learning", "steps_done": 0, "steps": cell.steps})
+        await asyncio.sleep(0)
+        self.together -= 1
+        code = next(self._codes, DONE)
+        if code == DONE and self._results is not None:
+            make_results([cell], self._results)
+        if code == STOPPED or len(self.order) == self._stop_after:
+            stop.set()
+        return Ended(cell, code, "its last words")
+
+
+def _run(folder: Path, spec: str, *options: str) -> int:
+    places = ["--results", str(folder / "results"), "--work", str(folder / "work"), "--chosen", str(folder / "chosen.json")]
+    return main(["run", spec, *places, *options])
+
+
+# -- run -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends"),
+    [
+        ([DONE, DONE], 0),
+        ([DONE, BUSY], 75),
+        ([BUSY, FAILED], 1),
+        ([DONE, STOPPED], 130),
+        ([STOPPED, DONE], 130),
+        ([FAILED, STOPPED], 1),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], ends: int
+) -> None:
+    monkeypatch.setattr(run, "CellProcess", lambda work, results: Cells(results, codes))
+    assert _run(tmp_path, _spec(tmp_path)) == ends
+
+
+def test_only_what_has_no_result_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, cells = _spec(tmp_path), Cells(tmp_path / "results")
+    first, second = expand(load_spec(spec), {}).cells
+    make_results([first], tmp_path / "results")
+    monkeypatch.setattr(run, "CellProcess", lambda work, results: cells)
+    assert [_run(tmp_path, spec) for _ in range(2)] == [0, 0]
+    assert cells.order == [second.key]
+
+
+async def _all(cells: Cells, jobs: int = 1) -> tuple[Board, list[Ended]]:
+    board, ended = Board(CELLS, jobs, Pace(), SystemClock()), list[Ended]()
+    await run_all(board, cells, asyncio.Event(), ended.append)
+    return board, ended
+
+
+async def test_cells_are_run_in_order_a_few_at_a_time_and_a_failed_one_does_not_stop_the_others() -> None:
+    cells = Cells(codes=[DONE, FAILED, BUSY])
+    board, ended = await _all(cells, jobs=3)
+    assert cells.order == [cell.key for cell in CELLS] and cells.most == 3
+    assert (len(ended), board.done, board.failed) == (len(CELLS), len(CELLS) - 2, 1)
+
+
+async def test_no_cell_is_begun_after_a_stop() -> None:
+    cells = Cells(stop_after=2)
+    board, _ = await _all(cells)
+    assert cells.order == [cell.key for cell in CELLS[:2]] and board.done == 2
+
+
+async def test_a_cell_whose_folder_cannot_be_made_has_failed_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+
+    def hears(cell: Cell, line: Mapping[str, Any]) -> None: ...
+
+    ended = await CellProcess(tmp_path / "file", tmp_path)(CELLS[0], hears, asyncio.Event())
+    assert ended.code == FAILED and str(tmp_path / "file" / CELLS[0].key) in ended.words
+
+
+async def test_a_cell_that_is_stopped_before_it_listens_is_stopped_and_not_failed(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    ended = await CellProcess(tmp_path, tmp_path / "results")(CELLS[0], lambda of, line: None, stop)
+    assert (ended.code, ended.words) == (STOPPED, "")
+
+
+def test_the_pace_is_measured_on_finished_cells_like_these() -> None:
+    cell = next(cell for cell in CELLS if cell.steps)
+    body: dict[str, Any] = made_result(cell)
+    body["cost"]["wall_s"] = 2.5 * cell.steps + 60.0
+    assert Pace.of([Result(cell, body)]).cell_s(cell) == pytest.approx(10.0 + 2.5 * cell.steps + 60.0)
+    assert Pace().cell_s(cell) > cell.steps * 2.5
+
+
+def test_the_list_says_what_is_done_and_what_the_rest_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_results(CELLS[:3], tmp_path)
+    assert main(["run", "lambda", "--list", "--jobs", "2", "--results", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.lstrip().startswith("done ") for line in lines) == 3
+    assert [line.split()[-1] for line in lines[:-1]] == [cell.key for cell in CELLS]
+    assert lines[-1].startswith(f"{len(CELLS)} cells, 3 done; to do: {len(CELLS) - 3} cells, ")
+
+
+def test_only_and_seeds_choose_among_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--only", "nano-edge.*.da-grpo.*", "--seeds", "0,2", "--results", str(tmp_path)]
+    assert main(["run", "table", "--list", *chosen]) == 0
+    keys = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " steps  nano-edge." in line]
+    assert len(keys) == 8 and {key.split(".")[-1][:2] for key in keys} == {"s0", "s2"}
+
+
+def test_cells_that_wait_for_a_choice_are_not_all_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = _spec(tmp_path, settings={"learning.method": "grpo", "learning.assist_rewards": "@chosen"})
+    assert _run(tmp_path, spec) == 75
+    assert "the assistance reward of grpo for nano-edge on group1" in capsys.readouterr().out
+    assert _run(tmp_path, spec, "--list") == 0
+
+
+def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path) -> None:
+    """Nothing is left to run; with one result less, or without the other grid's, nothing is chosen."""
+    grid, chosen = expand(load_spec("assist-reward"), {}), tmp_path / "chosen.json"
+    other = expand(load_spec("assist-reward-gapg"), {})
+    make_results([*grid.cells, *other.cells[1:]], tmp_path / "results")
+    assert _run(tmp_path, "assist-reward") == 0
+    assert not chosen.exists()
+    make_results(other.cells, tmp_path / "results")
+    assert _run(tmp_path, "assist-reward") == 0
+    assert not expand(load_spec("table"), read_chosen(chosen)).waits_for
+
+
+def test_a_router_that_cannot_be_trained_here_is_refused_before_a_cell_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edge.app.engines.installed", lambda _engine: False)
+    assert _run(tmp_path, _spec(tmp_path, methods={"mine": {}}, routers=["mine"])) == 2
+    assert "nano-edge.group1.da-grpo.s0-" in (said := capsys.readouterr().err) and "onnx" in said
+
+
+def test_what_is_said_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    run._say("3 of 4 cells")
+
+
+# -- wrong usage -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["run", "tabel"], "tabel"),
+        (["run", "lambda-paper", "--only", "nothing*"], "nothing*"),
+        (["run", "lambda", "--seeds", "77"], "77"),
+        (["run", "table", "--jobs", "0"], "--jobs"),
+        (["run", "table", "--max-hours", "nan"], "--max-hours"),
+        (["run", "table", "--max-hours", "-1"], "--max-hours"),
+        (["figure", "assist-reward"], "assist-reward"),
+        (["report", "--template", "none"], "none"),
+        (["report", "--out", "pyproject.toml/R.md"], "--out pyproject.toml"),
+        (["figure", "lambda", "--out", "pyproject.toml/x"], "--out pyproject.toml"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], names: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    assert main([*arguments, "--results", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert names in line
+
+
+@pytest.mark.parametrize("verb", ["run", "table", "figure", "report"])
+def test_results_that_are_no_folder_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    file = Path(_spec(tmp_path))
+    assert main([verb, "--results", str(file)]) == 2
+    assert f"--results {file}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["--work", "--results", "--chosen"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_a_cell_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    cells = Cells()
+    monkeypatch.setattr(run, "CellProcess", lambda work, results: cells)
+    search = _spec(tmp_path, table="assist-rewards", figure=[], vary={"learning.assist_reward": [0.1]})
+    assert _run(tmp_path, search, wrong, str(tmp_path / "two.yaml" / "below" / "it")) == 2
+    assert wrong in capsys.readouterr().err and not cells.order
+
+
+# -- table, figure, report -------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_printed_and_files_of_no_cell_are_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, spec = tmp_path / "results", _spec(tmp_path)
+    make_results(expand(load_spec(spec), {}).cells, results)
+    (results / "of-before.json").write_text("{}", encoding="utf-8")
+    assert main(["table", spec, "--results", str(results)]) == 0
+    said = capsys.readouterr()
+    assert "| nano-edge |" in said.out and "2 of 2 cells measured." in said.out
+    assert "of-before.json" in said.err and (results / "of-before.json").exists()
+    assert main(["figure", spec, "--results", str(results), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'two-schedules.png'}\n"
+
+
+def _report(folder: Path, text: str, every: dict[str, Findings]) -> str:
+    return with_insertions(text, insertions(every, CHOSEN, NO_DATA, folder, folder, text), folder / "text.md")
+
+
+def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path) -> None:
+    every = {}
+    for name in ("schedules", "lambda-paper"):
+        make_results(expand(load_spec(name), CHOSEN).cells, tmp_path / "results")
+        every[name] = Findings.of(load_spec(name), CHOSEN, tmp_path / "results")
+    (tmp_path / "schedules-schedules.svg").write_text("", encoding="utf-8")
+    marks = ("table schedules", "figure schedules", "compute", "setting", "further experiments")
+    text = "A paragraph.\n\n" + "\n".join(f"<!-- insert {mark} -->\nold\n<!-- end -->" for mark in marks) + "\n\nAnother.\n"
+    filled = _report(tmp_path, text, every)
+    assert filled == _report(tmp_path, filled, every)
+    assert filled.startswith("A paragraph.\n") and filled.endswith("\n\nAnother.\n") and "old" not in filled
+    assert "| rising " in filled and "(schedules-schedules.svg)" in filled and "commit 0123456789ab" in filled
+    assert "### lambda-paper" in filled and "### schedules" not in filled
+    rows = {
+        line.split("|")[1].strip(): int(line.split("|")[2])
+        for line in filled.splitlines()
+        if line.count("|") == 6 and "." in line
+    }
+    assert rows["all"] == len({**every["schedules"].results, **every["lambda-paper"].results}), "a shared cell counts once"
+
+
+def test_a_mark_of_nothing_is_refused_with_its_line(tmp_path: Path) -> None:
+    every = {"schedules": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
+    with pytest.raises(ConfigError, match=r"text\.md:2: nothing is called table tabel"):
+        _report(tmp_path, "# Title\n<!-- insert table tabel -->\n<!-- end -->\n", every)
+
+
+def test_other_results_leave_the_project_s_own_pages(tmp_path: Path) -> None:
+    before = RESULTS_PAGE.read_bytes()
+    (tmp_path / "text.md").write_text("Nothing.\n", encoding="utf-8")
+    (tmp_path / "results").mkdir()
+    places = [
+        "--template",
+        str(tmp_path / "text.md"),
+        "--out",
+        str(tmp_path / "new" / "R.md"),
+        "--results",
+        str(tmp_path / "results"),
+    ]
+    assert main(["report", *places]) == 0
+    assert (tmp_path / "new" / "R.md").read_text(encoding="utf-8") == "Nothing.\n"
+    assert RESULTS_PAGE.read_bytes() == before
+
+
+def test_the_pages_have_the_tables_of_the_results() -> None:
+    from tools.experiments.main_tables import summary_table
+    from tools.experiments.report import REPORT
+
+    summary = summary_table(Findings.of(load_spec("table"), read_chosen())).to_markdown()
+    for page in (RESULTS_PAGE, REPORT):
+        assert summary in page.read_text(encoding="utf-8"), "run python -m tools.experiments report"

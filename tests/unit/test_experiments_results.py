@@ -1,0 +1,98 @@
+"""Result files: whatever is missing, too short or edited is refused with the file's name; whole ones are taken, those of today too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.core.errors import ConfigError, EdgeError
+from tests.unit.experiment_world import made_result, make_results
+from tests.unit.test_experiments_spec import CHOSEN
+from tools.experiments.cells import expand, shared
+from tools.experiments.chosen import read_chosen
+from tools.experiments.result import RESULTS, read_result, require_form, result_file, write_result, write_whole
+from tools.experiments.spec import load_spec, spec_names
+
+CELL = next(cell for cell in expand(load_spec("table"), CHOSEN).cells if cell.router)
+
+
+@pytest.mark.parametrize(
+    ("place", "damage"),
+    [
+        ("series.assist", lambda body: body["series"]["assist"].__setitem__(0, 7.5)),
+        ("series.assist", lambda body: body["series"]["assist"].__setitem__(3, None)),
+        ("series.dual", lambda body: body["series"]["dual"].__setitem__(0, -1.0)),
+        ("series.dual", lambda body: body["series"]["dual"].__setitem__(0, float("inf"))),
+        ("series.dual", lambda body: body.update(series={})),
+        ("series.kept", lambda body: body["series"]["kept"].pop()),
+        ("held_out.0: Value error, joint", lambda body: body["held_out"][0].update(joint="1" * body["held_out"][0]["items"])),
+        ("held_out.1: Value error, joint", lambda body: body["held_out"][1].update(joint=body["held_out"][1]["joint"][:-1])),
+        ("held_out.0.asked", lambda body: body["held_out"][0].update(asked="x" * body["held_out"][0]["items"])),
+        ("held_out.0: Value error, help", lambda body: body["held_out"][0]["help"].pop()),
+        ("held_out.0: Value error, router_fit", lambda body: body["held_out"][0].pop("router_fit")),
+        ("held_out.0.source", lambda body: body["held_out"][0].pop("source")),
+        ("nothing of practice:arith after step 100", lambda body: body.update(held_out=[])),
+        ("practice:arith after step 999", lambda body: body["held_out"].append({**body["held_out"][0], "step": 999})),
+        ("cell", lambda body: body.update(cell={**body["cell"], "seed": 5})),
+        ("form", lambda body: body.update(form=2)),
+        ("cost.wall_s", lambda body: body.update(cost={})),
+        ("cost.training.seconds", lambda body: body["cost"]["training"].pop("seconds")),
+        ("settings", lambda body: body.update(settings=[])),
+        ("machine", lambda body: body.pop("machine")),
+    ],
+)
+def test_a_damaged_result_names_its_file_and_the_place(
+    tmp_path: Path, place: str, damage: Callable[[dict[str, Any]], None]
+) -> None:
+    body = made_result(CELL)
+    damage(body)
+    result_file(CELL, tmp_path).write_text(json.dumps(body), encoding="utf-8")
+    with pytest.raises(EdgeError) as caught:
+        read_result(CELL, tmp_path)
+    assert str(result_file(CELL, tmp_path)) in str(caught.value) and place in str(caught.value)
+    assert "remove the file" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"form": 1', "[" * 100_000])
+def test_a_file_that_is_no_result_at_all_is_refused_alike(tmp_path: Path, text: str) -> None:
+    result_file(CELL, tmp_path).write_text(text, encoding="utf-8")
+    with pytest.raises(EdgeError, match="not the result of nano-edge"):
+        read_result(CELL, tmp_path)
+
+
+def test_whole_results_are_taken_also_all_that_are_there(tmp_path: Path) -> None:
+    make_results([CELL], tmp_path)
+    assert read_result(CELL, tmp_path) is not None
+    for cell in shared([expand(load_spec(name), read_chosen()) for name in spec_names()]):
+        if result_file(cell, RESULTS).is_file():
+            require_form(cell, json.loads(result_file(cell, RESULTS).read_text(encoding="utf-8")))
+
+
+def test_what_is_written_is_what_is_read_and_no_device_or_pipe_is_replaced(tmp_path: Path) -> None:
+    body = made_result(CELL)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_result(tmp_path / "link", body)
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "real").read_text(encoding="utf-8")) == body
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole(Path("/dev/null"), "text")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"chosen": [1]}',
+        '{"chosen": {"nano-edge": {"grpo": 0.3}}}',
+        '{"chosen": {"nano-edge": {"grpo": {"group1": -1}}}}',
+        "{",
+    ],
+)
+def test_choices_of_another_form_are_refused_with_their_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "chosen.json").write_text(text, encoding="utf-8")
+    for place in (tmp_path / "chosen.json", tmp_path):
+        with pytest.raises(ConfigError, match="no chosen assistance rewards"):
+            read_chosen(place)
