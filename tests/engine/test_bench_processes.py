@@ -10,10 +10,10 @@ import pytest
 
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
+from tools.bench.harness import Part
 from tools.bench.table import agent_steps, device_speed, mismatch, models, prompts, rollouts, rows
 from tools.bench.table.jobs import LEAN, Places, agent_part, mismatch_part, prompts_part, rollout_part, speed_part
 from tools.bench.table.models import gguf_file, make_random
-from tools.bench.table.parts import Part
 from tools.bench.table.plan import RolloutLoad, Workload
 
 WORK = Workload(2, 48, 6, 64, warmup=0, steps=2, rounds=1)

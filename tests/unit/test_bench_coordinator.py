@@ -14,11 +14,12 @@ from coordinator.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import UsageError
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import ours, rows
-from tools.bench.coordinator.__main__ import parse, plan_of, rows_of
+from tools.bench.coordinator.__main__ import parse, plan_of
 from tools.bench.coordinator.audit import Books, audit
 from tools.bench.coordinator.http_wire import Answer, HttpClient, Request, listen
 from tools.bench.coordinator.load import summary
-from tools.bench.coordinator.plan import QUICK, ROWS
+from tools.bench.coordinator.plan import QUICK, ROWS, SOAK
+from tools.bench.harness import rows_of
 
 COST = (1, 100, 300)
 LIMITS = BudgetTerms(FLEET, Limits(calls=5))
@@ -92,9 +93,9 @@ def test_rates_are_per_second_of_processor_time_and_latencies_above_the_upstream
 
 
 def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
-    assert rows_of(",".join(ROWS)) == list(ROWS)
+    assert rows_of(",".join(ROWS), ROWS) == list(ROWS)
     with pytest.raises(UsageError, match="unknown row nothing"):
-        rows_of("calls,nothing")
+        rows_of("calls,nothing", ROWS)
     with pytest.raises(UsageError, match="at least 1"):
         plan_of(parse(["--rounds", "0"]))
     assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
@@ -161,5 +162,5 @@ def test_a_soak_misses_its_goal_when_something_grows(last: list[float], missed: 
 
 
 def test_a_soak_is_measured_only_when_named() -> None:
-    assert "soak" not in rows_of(parse([]).rows) and rows_of("soak") == ["soak"]
+    assert "soak" not in rows_of(parse([]).rows, ROWS) and rows_of("soak", (*ROWS, SOAK)) == ["soak"]
     assert parse(["--rows", "soak", "--minutes", "5"]).minutes == 5.0

@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from edge.core.machine import physical_cores
-from tools.bench.coordinator.processes import free_port, running
+from tools.bench.processes import free_port, running
 from tools.bench.rollout import BUNDLED, question
 
 ROUTES = ("completions", "chat/completions")

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tools.bench.coordinator.http_wire import listen
-from tools.bench.coordinator.processes import say
 from tools.bench.coordinator.upstream import TEXT, MockCloud
+from tools.bench.processes import say
 
 
 async def serve_http() -> None:

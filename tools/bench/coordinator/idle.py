@@ -23,7 +23,8 @@ from typing import Any
 
 from tools.bench.coordinator.measure import Started, coordinator, loaded
 from tools.bench.coordinator.ours import device_tokens
-from tools.bench.coordinator.processes import cpu_s, memory_mib, own, running, say
+from tools.bench.harness import measured_process
+from tools.bench.processes import cpu_s, memory_mib, own, running, say
 
 CLIENTS = 4
 AT_ONCE = 64
@@ -114,7 +115,7 @@ def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: con
         names = [f"idle-{number}-{each}" for each in range(job["devices"] // CLIENTS)]
         file = scratch / f"idle-{number}.job"
         file.write_text(json.dumps({"address": service.target, "tokens": device_tokens(service.ledger.parent, names)}))
-        client = stack.enter_context(running(own("idle", "--watch", str(file)), scratch / f"idle-{number}.log"))
+        client = stack.enter_context(running(own("coordinator.idle", "--watch", str(file)), scratch / f"idle-{number}.log"))
         total += client.told["connected"]
     return total
 
@@ -128,11 +129,11 @@ def raise_file_limit(wanted: int) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """The process."""
-    job = json.loads(Path(arguments[1 if arguments[0] == "--watch" else 0]).read_text(encoding="utf-8"))
     if arguments[0] == "--watch":
         os.nice(5)
+        job = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
         asyncio.run(watch_all(job["address"], job["tokens"]))
-    Path(arguments[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+    measured_process(run, arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import yaml
 from platformdirs import user_cache_path
 
 from edge.core.errors import EdgeError
-from tools.bench.table.parts import REPOSITORY
+from tools.bench.processes import REPOSITORY
 
 REQUIREMENTS = REPOSITORY / "tests" / "service" / "litellm_requirements.txt"
 API_KEY = "sk-local-key-of-the-bench-0123456789"

@@ -19,11 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from tools.bench.coordinator.http_wire import HttpClient
-from tools.bench.coordinator.processes import cpu_s
+from tools.bench.harness import measured_process
+from tools.bench.processes import cpu_s
 
 PROMPT = (
     "Compare the numbers below, explain which is the greater, and say how you know it. Answer in at most three sentences. " * 5
@@ -334,8 +334,7 @@ async def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(paths: Sequence[str]) -> None:
     """The process."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    Path(paths[1]).write_text(json.dumps(asyncio.run(run(job))), encoding="utf-8")
+    measured_process(lambda job: asyncio.run(run(job)), paths)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from urllib.request import urlopen
 
 from tools.bench.coordinator import litellm_proxy, ours
 from tools.bench.coordinator.audit import audit
-from tools.bench.coordinator.processes import Server, free_port, memory_mib, own, running
 from tools.bench.coordinator.upstream import INPUT_TOKENS, OUTPUT_TOKENS
-from tools.bench.table.parts import REPOSITORY
+from tools.bench.harness import measured_process
+from tools.bench.processes import REPOSITORY, Server, free_port, memory_mib, own, running
 
 DEVICES = 8
 
@@ -50,7 +50,7 @@ class Started:
 @contextmanager
 def cloud(job: Mapping[str, Any], scratch: Path) -> Iterator[Server]:
     """The mock cloud LLM."""
-    with running(own("upstream", str(job["delay_s"])), scratch / "upstream.log") as server:
+    with running(own("coordinator.upstream", str(job["delay_s"])), scratch / "upstream.log") as server:
         yield server
 
 
@@ -70,7 +70,7 @@ def coordinator(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
 
 def _command(job: Mapping[str, Any], scratch: Path) -> tuple[str, ...]:
     config = scratch / "coordinator.yaml"
-    return own("profiled", str(scratch / "profile.json"), str(config)) if job.get("profile") else ours.command(config)
+    return own("coordinator.profiled", str(scratch / "profile.json"), str(config)) if job.get("profile") else ours.command(config)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def litellm(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
 @contextmanager
 def echo(kind: str, scratch: Path) -> Iterator[Started]:
     """A baseline."""
-    with running(own("echo", kind), scratch / "echo.log") as server:
+    with running(own("coordinator.echo", kind), scratch / "echo.log") as server:
         port = server.told["port"]
         yield Started(server, kind, f"127.0.0.1:{port}" if kind == "grpc" else port, [""] * DEVICES)
 
@@ -121,7 +121,7 @@ def loaded(service: Started, phase: Mapping[str, Any], scratch: Path) -> dict[st
     }
     file, result = scratch / f"{phase['phase']}.job", scratch / f"{phase['phase']}.json"
     file.write_text(json.dumps(job), encoding="utf-8")
-    subprocess.run(own("load", str(file), str(result)), check=True, cwd=REPOSITORY)
+    subprocess.run(own("coordinator.load", str(file), str(result)), check=True, cwd=REPOSITORY)
     told: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return told | {"memory_mib": memory_mib(service.server.pid)}
 
@@ -166,8 +166,7 @@ def cost() -> tuple[int, int, int]:
 
 def main(paths: Sequence[str]) -> None:
     """The process."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    Path(paths[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+    measured_process(run, paths)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ calls.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -24,8 +23,8 @@ from typing import Any
 from tools.bench.coordinator import ours
 from tools.bench.coordinator.audit import audit
 from tools.bench.coordinator.measure import cost
-from tools.bench.coordinator.processes import memory_mib, own, running
-from tools.bench.table.parts import REPOSITORY
+from tools.bench.harness import measured_process
+from tools.bench.processes import REPOSITORY, memory_mib, own, running
 
 AT_ONCE = 256
 DEVICES = 50
@@ -88,7 +87,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     state = scratch / "state"
     state.mkdir(parents=True)
     ledger = ours.ledger_file(state)
-    filling = own("recovery", "--fill", str(ledger), str(job["entries"]), str(job["holds"]))
+    filling = own("coordinator.recovery", "--fill", str(ledger), str(job["entries"]), str(job["holds"]))
     code = subprocess.run(filling, cwd=REPOSITORY, check=False).returncode
     if code != -signal.SIGKILL:
         raise RuntimeError(f"the filling process ended with {code}")
@@ -112,8 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     """The process."""
     if arguments[0] == "--fill":
         asyncio.run(fill(Path(arguments[1]), int(arguments[2]), int(arguments[3])))
-    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    Path(arguments[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+    measured_process(run, arguments)
 
 
 if __name__ == "__main__":

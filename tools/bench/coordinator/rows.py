@@ -1,4 +1,4 @@
-"""Results to rows of the table. Knows what is held against which goal; starts nothing."""
+"""Results to rows of the table: what is held against which goal."""
 
 from __future__ import annotations
 
@@ -6,94 +6,91 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.bench.coordinator.plan import GOALS
-from tools.bench.table.spread import Spread, spread
-from tools.bench.table.verdicts import Lines, Row
+from tools.bench.harness import Rounds, Row, Spread, spread
 
-Rounds = Sequence[Mapping[str, Any]]
 UNSATURATED = 0.5
 """Share of a core below which the mock cloud LLM was certainly not what was waited for."""
 
 
 def calls_row(measured: Mapping[str, Rounds]) -> Row:
     """Latency, and calls per second of processor time, beside LiteLLM and the baselines."""
-    ours, peer, lines = measured["ours"], measured.get("litellm", ()), Lines()
-    _latencies(lines, ours, peer)
-    _throughputs(lines, measured)
-    _books(lines, [result["audit"] for result in ours])
+    ours, peer = measured["ours"], measured.get("litellm", ())
+    row = Row("calls", "calls", {name: list(rounds) for name, rounds in measured.items()})
+    _latencies(row, ours, peer)
+    _throughputs(row, measured)
+    _books(row, [result["audit"] for result in ours])
     grpc, http = measured["echo-grpc"], measured["echo-http"]
-    lines.told("bare grpc.aio echo", "baseline", _rate_text(_per_core(grpc, "calls"), "calls/s per core"))
-    lines.told("bare grpc.aio echo, bidi stream", "baseline", _rate_text(_per_core(grpc, "batch"), "messages/s per core"))
-    lines.told("bare HTTP echo", "baseline", _rate_text(_per_core(http, "calls"), "calls/s per core"))
+    row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
+    row.without_goal("bare grpc.aio echo, bidi stream", "baseline", _per_core(grpc, "batch").text("messages/s per core", 0))
+    row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
     busiest = max(_upstream_shares([*ours, *peer]))
-    lines.told("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
+    row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
     start = spread(result["start_s"] for result in ours)
-    lines.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), _text(start, "s"), start.median, GOALS.start_s, " s")
-    notes = _error_notes(measured) + (
-        [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
-    )
-    return Row(
-        "calls", "calls", tuple(lines.verdicts), {name: list(rounds) for name, rounds in measured.items()}, (), tuple(notes)
-    )
+    row.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), start.text("s"), start.median, GOALS.start_s, " s")
+    busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
+    row.notes = [*_error_notes(measured), *busy]
+    return row
 
 
 def memory_row(ours: Rounds, peer: Rounds) -> Row:
     """Memory after many calls."""
-    result, lines = ours[0], Lines()
+    result, row = ours[0], Row("memory", "memory", {"ours": list(ours)})
     sizes = [phase["memory_mib"] for phase in result["phases"].values()]
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
-    beside = f"LiteLLM {_text(spread(_phase(peer, 'calls', 'memory_mib')), 'MiB')} after fewer" if peer else ""
+    beside = f"LiteLLM {spread(_phase(peer, 'calls', 'memory_mib')).text('MiB')} after fewer" if peer else ""
     told = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
-    lines.at_most("memory after many calls", beside, told, sizes[-1], round(GOALS.memory_mib), " MiB")
+    row.at_most("memory after many calls", beside, told, sizes[-1], round(GOALS.memory_mib), " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
-    lines.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, GOALS.growth_mib, " MiB")
-    _books(lines, [result["audit"]])
-    return Row("memory", "memory", tuple(lines.verdicts), {"ours": list(ours)}, (), ())
+    row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, GOALS.growth_mib, " MiB")
+    _books(row, [result["audit"]])
+    return row
 
 
 def idle_row(rounds: Rounds) -> Row:
     """Many idle devices."""
-    lines = Lines()
+    row = Row("idle", "idle devices", {"ours": list(rounds)})
     memory = spread(result["memory_mib"] for result in rounds)
     devices = rounds[0]["devices"]
-    lines.at_most(f"memory with {devices} idle devices", "", _text(memory, "MiB"), memory.median, round(GOALS.idle_mib), " MiB")
+    row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, round(GOALS.idle_mib), " MiB")
     slowed = spread(
         result["ms"]["beside"]["p50"] / ((result["ms"]["alone"]["p50"] + result["ms"]["after"]["p50"]) / 2) for result in rounds
     )
-    lines.at_most("p50 beside them", "p50 without them", _text(slowed, "x"), slowed.median, GOALS.idle_p50_times)
+    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, GOALS.idle_p50_times)
     resting = spread(100 * result["cpu_share_idle"] for result in rounds)
-    lines.told("processor while they only watch", "", _text(resting, "% of a core"))
-    return Row("idle", "idle devices", tuple(lines.verdicts), {"ours": list(rounds)}, (), ())
+    row.without_goal("processor while they only watch", "", resting.text("% of a core"))
+    return row
 
 
 def recovery_row(rounds: Rounds, holds: int) -> Row:
     """After SIGKILL."""
-    lines = Lines()
+    row = Row("recovery", "recovery", {"ours": list(rounds)})
     start = spread(result["start_s"] for result in rounds)
     entries = rounds[0]["audit"]["entries"]
     what = f"SERVING after SIGKILL, {entries} journal entries, {holds} open holds"
-    lines.at_most(what, "", _text(start, "s"), start.median, GOALS.recovery_s, " s")
+    row.at_most(what, "", start.text("s"), start.median, GOALS.recovery_s, " s")
     unresolved = sum(abs(holds - result["in_doubt"]) for result in rounds)
-    lines.at_most("open holds not charged as in doubt", "", str(unresolved), unresolved, 0, "")
+    row.at_most("open holds not charged as in doubt", "", str(unresolved), unresolved, 0, "")
     differences = sum(result["audit"]["differences"] + result["audit"]["overspends"] for result in rounds)
-    lines.at_most("overspends and differences afterwards", "", str(differences), differences, 0, "")
-    return Row("recovery", "recovery", tuple(lines.verdicts), {"ours": list(rounds)}, (), ())
+    row.at_most("overspends and differences afterwards", "", str(differences), differences, 0, "")
+    return row
 
 
 def soak_row(result: Mapping[str, Any]) -> Row:
     """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
-    lines, looks = Lines(), result["looks"]
+    row, looks = Row("soak", "soak", {"ours": [result]}), result["looks"]
     first, last = looks[max(0, len(looks) // 4 - 1)], looks[-1]
     bounds = (GOALS.soak_descriptors, GOALS.soak_threads, GOALS.soak_tasks, GOALS.soak_growth_mib)
     for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
         trend = ", ".join(f"{each[at]:.0f}" for each in looks)
-        lines.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
+        row.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
     wrong = result["differences"] + result["open"] + (not result["rested"])
-    lines.at_most("differences, open holds and calls without end", "", str(wrong), wrong, 0, "")
+    row.at_most("differences, open holds and calls without end", "", str(wrong), wrong, 0, "")
     answered = result["outcomes"].get("answered", 0)
-    lines.at_least("answered requests", "", str(answered), answered, 100, "")
+    row.at_least("answered requests", "", str(answered), answered, 100, "")
     others = ", ".join(f"{name} {count}" for name, count in sorted(result["outcomes"].items()))
-    return Row("soak", "soak", tuple(lines.verdicts), {"ours": [result]}, (), (f"{result['asked']} upstream requests; {others}",))
+    row.notes = [f"{result['asked']} upstream requests; {others}"]
+    return row
 
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
@@ -108,28 +105,28 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _latencies(lines: Lines, ours: Rounds, peer: Rounds) -> None:
+def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
     for name, bound, times_bound in (
         ("p50", GOALS.added_p50_ms, GOALS.added_p50_times),
         ("p99", GOALS.added_p99_ms, GOALS.added_p99_times),
     ):
         mine = spread(_added(ours, name))
-        lines.at_most(f"added {name}, one call at a time", "the upstream's p50", _text(mine, "ms"), mine.median, bound, " ms")
+        row.at_most(f"added {name}, one call at a time", "the upstream's p50", mine.text("ms"), mine.median, bound, " ms")
         if peer:
             other = spread(_added(peer, name))
             times = other.median / mine.median
-            lines.at_least(f"added {name}, times lower", f"LiteLLM {_text(other, 'ms')}", f"{times:.1f}x", times, times_bound)
+            row.at_least(f"added {name}, times lower", f"LiteLLM {other.text('ms')}", f"{times:.1f}x", times, times_bound)
 
 
-def _throughputs(lines: Lines, measured: Mapping[str, Rounds]) -> None:
+def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
     ours, peer = measured["ours"], measured.get("litellm", ())
     unary = _per_core(ours, "calls")
-    lines.at_least("Complete per core", "", _rate_text(unary, "calls/s"), unary.median, GOALS.calls_per_core_s, "/s")
+    row.at_least("Complete per core", "", unary.text("calls/s", 0), unary.median, GOALS.calls_per_core_s, "/s")
     if peer:
         other = _per_core(peer, "calls")
         times = unary.median / other.median
-        against = f"LiteLLM {_rate_text(other, 'calls/s')}"
-        lines.at_least("Complete per core, times more", against, f"{times:.1f}x", times, GOALS.calls_times)
+        against = f"LiteLLM {other.text('calls/s', 0)}"
+        row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, GOALS.calls_times)
     wanted = (
         ("batch", "CompleteBatch", GOALS.batch_per_core_s),
         ("close", "CloseStep", GOALS.controls_per_core_s),
@@ -137,17 +134,17 @@ def _throughputs(lines: Lines, measured: Mapping[str, Rounds]) -> None:
     )
     for phase, name, bound in wanted:
         rate = _per_core(ours, phase)
-        lines.at_least(f"{name} per core", "", _rate_text(rate, "calls/s"), rate.median, bound, "/s")
+        row.at_least(f"{name} per core", "", rate.text("calls/s", 0), rate.median, bound, "/s")
 
 
-def _books(lines: Lines, audits: Sequence[Mapping[str, Any]]) -> None:
+def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:
     calls = sum(audit["upstream_requests"] for audit in audits)
     wrong = {
         name: sum(audit[name] for audit in audits) for name in ("overspends", "lost", "doubled", "undercharged", "differences")
     }
     told = ", ".join(f"{count} {name}" for name, count in wrong.items())
     total = sum(wrong.values())
-    lines.at_most(f"books of {calls} calls against the upstream's log", "", told, total, 0, "")
+    row.at_most(f"books of {calls} calls against the upstream's log", "", told, total, 0, "")
 
 
 def _added(rounds: Rounds, name: str) -> list[float]:
@@ -171,7 +168,7 @@ def _phase(rounds: Rounds, phase: str, name: str) -> list[float]:
 
 
 def _peer_text(peer: Rounds, name: str, unit: str) -> str:
-    return f"LiteLLM {_text(spread(result[name] for result in peer), unit)}" if peer else ""
+    return f"LiteLLM {spread(result[name] for result in peer).text(unit)}" if peer else ""
 
 
 def _error_notes(measured: Mapping[str, Rounds]) -> list[str]:
@@ -183,13 +180,3 @@ def _error_notes(measured: Mapping[str, Rounds]) -> list[str]:
         for text, count in phase["errors"].items()
     ]
     return found[:10]
-
-
-def _text(found: Spread, unit: str) -> str:
-    first, third = found.quartiles
-    return f"{found.median:.2f} {unit} ({first:.2f}-{third:.2f})"
-
-
-def _rate_text(found: Spread, unit: str) -> str:
-    first, third = found.quartiles
-    return f"{found.median:.0f} {unit} ({first:.0f}-{third:.0f})"

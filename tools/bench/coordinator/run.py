@@ -1,20 +1,16 @@
-"""The rows of the table: which processes in which order. Knows jobs and rows; starts processes through `Results` only.
-
-Services of one row alternate round by round (ours, LiteLLM, baselines, ours, ...), so that a slow minute of the machine hits all.
-"""
+"""The rows of the table: which processes in which order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.bench.coordinator import rows
 from tools.bench.coordinator.plan import DELAY_S, SOAK, Plan, calls_phase, latency_phase, phases_of
-from tools.bench.coordinator.processes import own
-from tools.bench.table.parts import Part, Results
-from tools.bench.table.verdicts import Row
+from tools.bench.harness import Part, Results, Row
+from tools.bench.processes import own
 
 MEMORY_LOOKS = 10
 SOAK_LOOKS = 8
@@ -46,12 +42,12 @@ class Bench:
     def calls(self) -> Row:
         """All services, round by round."""
         services = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
-        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in services}
-        for number in range(1, self.plan.rounds + 1):
-            for name in services:
-                measured[name].append(self.results.measure(self._part(name, f"calls/{name}/{number}")))
-        row = rows.calls_row(measured)
-        return self._profiled(row) if row.missed else row
+        parts = {name: lambda key, name=name: self._part(name, key) for name in services}
+        row = rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
+        if row.missed:  # where our time goes, from a round of its own whose stacks are watched
+            watched = self.results.measure(self._part("ours", "profile/calls", [calls_phase(self.plan)], profile=True))
+            row.profile = rows.profile_lines(watched["profile"])
+        return row
 
     def memory(self) -> Row:
         """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
@@ -65,28 +61,23 @@ class Bench:
         """Idle devices beside a caller."""
         latency = {**latency_phase(self.plan), "slices": 1, "slice_calls": self.plan.idle_calls, "warmup_calls": 20}
         job = {**self._job("ours", "idle"), "devices": self.plan.idle_devices, "latency": latency}
-        return rows.idle_row([self.results.measure(Part("idle/1", own("idle"), job))])
+        return rows.idle_row([self.results.measure(Part("idle/1", own("coordinator.idle"), job))])
 
     def recovery(self) -> Row:
         """After SIGKILL."""
         sizes = {"entries": self.plan.recovery_entries, "holds": self.plan.recovery_holds}
         keys = [f"recovery/{number}" for number in range(1, min(3, self.plan.rounds) + 1)]
-        parts = [Part(key, own("recovery"), {**self._job("ours", key), **sizes}) for key in keys]
+        parts = [Part(key, own("coordinator.recovery"), {**self._job("ours", key), **sizes}) for key in keys]
         return rows.recovery_row([self.results.measure(part) for part in parts], self.plan.recovery_holds)
 
     def soak(self) -> Row:
         """Minutes of mixed load with faults."""
         job = {**self._job("ours", SOAK), "minutes": self.minutes, "looks": SOAK_LOOKS, "seed": 0}
-        return rows.soak_row(self.results.measure(Part("soak/1", own(SOAK), job)))
-
-    def _profiled(self, row: Row) -> Row:
-        """The row with where our time goes, from a round of its own whose stacks are watched."""
-        watched = self.results.measure(self._part("ours", "profile/calls", [calls_phase(self.plan)], profile=True))
-        return replace(row, profile=tuple(rows.profile_lines(watched["profile"])))
+        return rows.soak_row(self.results.measure(Part("soak/1", own(f"coordinator.{SOAK}"), job)))
 
     def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None, *, profile: bool = False) -> Part:
         job = {**self._job(service, key), "phases": phases_of(service, self.plan) if phases is None else phases}
-        return Part(key, own("measure"), {**job, **({"profile": True} if profile else {})})
+        return Part(key, own("coordinator.measure"), {**job, **({"profile": True} if profile else {})})
 
     def _job(self, service: str, key: str) -> Mapping[str, Any]:
         scratch = str(self.out / "scratch" / key.replace("/", "-"))

@@ -27,8 +27,9 @@ from urllib.request import urlopen
 
 from tools.bench.coordinator import ours
 from tools.bench.coordinator.http_wire import Answer, Connection, Request
-from tools.bench.coordinator.processes import Server, free_port, running
 from tools.bench.coordinator.upstream import COMPLETION
+from tools.bench.harness import measured_process
+from tools.bench.processes import Server, free_port, running
 
 WORKERS = 12
 DEVICES = 4
@@ -305,8 +306,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(paths: Sequence[str]) -> None:
     """The process."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    Path(paths[1]).write_text(json.dumps(run(job)), encoding="utf-8")
+    measured_process(run, paths)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from tools.bench.coordinator.http_wire import Answer, Request, listen
-from tools.bench.coordinator.processes import say
+from tools.bench.processes import say
 
 INPUT_TOKENS, OUTPUT_TOKENS = 180, 96
 TEXT = "The greater of the two is found by comparing each digit from the left; here the third one decides. " * 4

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tools.bench.harness import measured_process
 from tools.bench.table.answering_cloud import RunningCloud, running_cloud
 from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
 from tools.bench.table.where import StackWatch
@@ -272,10 +272,8 @@ def told_of(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Read the job, measure, write the result."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    result = asyncio.run(measure(job))
-    Path(paths[1]).write_text(json.dumps(result, default=asdict), encoding="utf-8")
+    """The process."""
+    measured_process(lambda job: asyncio.run(measure(job)), paths)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tools.bench.table.children import end_with_parent
+from tools.bench.processes import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench.table.children import end_with_parent
+from tools.bench.harness import measured_process
+from tools.bench.processes import end_with_parent
 
 
 def command_of(job: dict[str, Any]) -> list[str]:
@@ -44,9 +45,8 @@ def seconds_of(output: str, prompts: int) -> float:
     raise ValueError(f"no measurement in the bench's output: {output[-300:]!r}")
 
 
-def main(paths: Sequence[str]) -> None:
+def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Run it as often as the job says."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     seconds = []
     for _ in range(job["repeats"]):
         done = subprocess.run(command_of(job), capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
@@ -55,7 +55,12 @@ def main(paths: Sequence[str]) -> None:
         seconds.append(seconds_of(done.stdout + done.stderr, job["prompts"]))
         print(f"{seconds[-1]:.2f} s", flush=True)
     tokens = job["prompts"] * job["group_size"] * job["max_tokens"]
-    Path(paths[1]).write_text(json.dumps({"seconds": seconds, "tokens": tokens}), encoding="utf-8")
+    return {"seconds": seconds, "tokens": tokens}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(measure, paths)
 
 
 if __name__ == "__main__":

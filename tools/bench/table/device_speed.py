@@ -9,11 +9,12 @@ model's own sizes, for each model given; BW is the machine's.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tools.bench.harness import measured_process
 
 if TYPE_CHECKING:
     from edge.core.clock import Clock
@@ -49,9 +50,8 @@ def model_speeds(path: Path, threads: int, clock: Clock, seconds: float) -> dict
     }
 
 
-def main(paths: Sequence[str]) -> None:
-    """Measure one thing after the other."""
-    job: dict[str, Any] = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """One thing after the other."""
     import torch
 
     from edge.config.schema import AgentConfig
@@ -66,8 +66,12 @@ def main(paths: Sequence[str]) -> None:
         speeds = model_speeds(Path(path), job["threads"], clock, job["seconds"])
         models[name] = {**speeds, "bf16": trains_in_bf16(AgentConfig(), model_shape(Path(path)).parameters)}
     print("memory", flush=True)
-    result = {"bytes_per_s": read_bytes_per_s(clock, job["seconds"]), "models": models}
-    Path(paths[1]).write_text(json.dumps(result), encoding="utf-8")
+    return {"bytes_per_s": read_bytes_per_s(clock, job["seconds"]), "models": models}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(measure, paths)
 
 
 if __name__ == "__main__":

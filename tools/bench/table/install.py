@@ -7,7 +7,6 @@ Knows git and make. The time includes downloading packages, so it depends on the
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,13 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tools.bench.table.parts import REPOSITORY
+from tools.bench.harness import measured_process
+from tools.bench.processes import REPOSITORY
 
 
-def main(paths: Sequence[str]) -> None:
+def measure(job: dict[str, Any]) -> dict[str, float]:
     """Clone, install, learn one step; seconds of both parts."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     scratch = Path(job["scratch"])
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -38,8 +38,12 @@ def main(paths: Sequence[str]) -> None:
         learned = time.perf_counter()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    result = {"seconds": learned - began, "install_s": installed - began, "first_step_s": learned - installed}
-    Path(paths[1]).write_text(json.dumps(result), encoding="utf-8")
+    return {"seconds": learned - began, "install_s": installed - began, "first_step_s": learned - installed}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(measure, paths)
 
 
 if __name__ == "__main__":

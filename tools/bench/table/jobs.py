@@ -1,8 +1,7 @@
-"""The measured processes of every row, as commands and jobs. Knows which side gets which settings; starts and measures nothing."""
+"""The measured processes of every row, as commands and jobs: which side gets which settings."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any, Literal
 
 from edge.cli.allocator import LEAN_SETTINGS
 from edge.cli.allocator import SETTINGS as ALLOCATOR
+from tools.bench.harness import Part
+from tools.bench.processes import own
 from tools.bench.table.models import identity
-from tools.bench.table.parts import Part
 from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RATE, RANK, TARGET_RATE, RolloutLoad, Workload
 
 PEER_SCRIPT = Path(__file__).with_name("trl_peer.py")
@@ -46,11 +46,6 @@ class Places:
         return self.out / "scratch" / key.replace("/", "-")
 
 
-def module(name: str) -> tuple[str, ...]:
-    """The command of one of our own processes."""
-    return (sys.executable, "-m", f"tools.bench.table.{name}")
-
-
 def environment_of(threads: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What every measured process gets: as many threads as the other side, and nothing that depends on who started the bench."""
     return {"OMP_NUM_THREADS": str(threads), **_NEUTRAL, **(extra or {})}
@@ -61,7 +56,7 @@ def models_part(places: Places, shape: str, kinds: list[str], transformers: bool
     job: dict[str, Any] = {"folder": str(places.models), "shape": shape, "quantisations": kinds, "transformers": transformers}
     if source is not None:
         job |= {"source": str(source), "source_is": identity(source)}
-    return Part(f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}", module("models"), job)
+    return Part(f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}", own("table.models"), job)
 
 
 def prompts_part(places: Places, model: Path, work: Workload, source: str | None, wanted: int) -> Part:
@@ -75,7 +70,7 @@ def prompts_part(places: Places, model: Path, work: Workload, source: str | None
         "wanted": wanted,
         "items": str(items),
     }
-    return Part(f"prompts/{items.stem}", module("prompts"), job)
+    return Part(f"prompts/{items.stem}", own("table.prompts"), job)
 
 
 def agent_part(
@@ -116,7 +111,7 @@ def agent_part(
         **_common(places, key, work, threads, random_model),
     }
     allocator = LEAN_SETTINGS if lean else ALLOCATOR
-    return Part(key, module("agent_steps"), job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
+    return Part(key, own("table.agent_steps"), job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
 
 
 def trl_part(
@@ -147,19 +142,19 @@ def trl_part(
 
 def rollout_part(key: str, model: Path, load: RolloutLoad, threads: int) -> Part:
     """Our rollouts."""
-    return Part(key, module("rollouts"), _rollout_job(model, load, threads), environment_of(threads))
+    return Part(key, own("table.rollouts"), _rollout_job(model, load, threads), environment_of(threads))
 
 
 def batched_part(key: str, program: Path, model: Path, load: RolloutLoad, threads: int) -> Part:
     """llama.cpp's batched bench."""
     job = {"program": str(program), **_rollout_job(model, load, threads)}
-    return Part(key, module("batched_peer"), job, environment_of(threads))
+    return Part(key, own("table.batched_peer"), job, environment_of(threads))
 
 
 def speed_part(key: str, models: Mapping[str, Path], threads: int, seconds: float) -> Part:
     """What the machine reaches; every rate is measured for about so many seconds."""
     job = {"models": {name: str(path) for name, path in models.items()}, "threads": threads, "seconds": seconds, "form": 2}
-    return Part(key, module("device_speed"), job, environment_of(threads))
+    return Part(key, own("table.device_speed"), job, environment_of(threads))
 
 
 def mismatch_part(
@@ -189,13 +184,16 @@ def mismatch_part(
         "bf16": random,
         "threads": threads,
     }
-    return Part(key, module("mismatch"), job, environment_of(threads))
+    return Part(key, own("table.mismatch"), job, environment_of(threads))
 
 
 def install_part(places: Places, commit: str) -> Part:
     """From a clean checkout to one learned step."""
     return Part(
-        "install/1", module("install"), {"scratch": str(places.scratch("install")), "commit": commit}, {"PIP_NO_CACHE_DIR": "1"}
+        "install/1",
+        own("table.install"),
+        {"scratch": str(places.scratch("install")), "commit": commit},
+        {"PIP_NO_CACHE_DIR": "1"},
     )
 
 

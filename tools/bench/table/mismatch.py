@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.bench.harness import measured_process
+
 if TYPE_CHECKING:
     from edge.core.types import PromptGroup
 
@@ -75,20 +77,19 @@ def compared(path: Path, groups: Sequence[PromptGroup], half: bool) -> dict[str,
     }
 
 
-def main(paths: Sequence[str]) -> None:
+def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Sample, then score with both weights."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     import torch
 
     torch.set_num_threads(job["threads"])
     lines = Path(job["items"]).read_text(encoding="utf-8").splitlines()[: job["prompts"]]
     groups = asyncio.run(sampled(job, [json.loads(line)["question"] for line in lines]))
-    result = {"types": types_of(Path(job["model"])), "file": compared(Path(job["model"]), groups, half=False)}
+    result: dict[str, Any] = {"types": types_of(Path(job["model"])), "file": compared(Path(job["model"]), groups, half=False)}
     if job["bf16"]:
         result["file_bf16"] = compared(Path(job["model"]), groups, half=True)
     if job["original"]:
         result["original"] = compared(Path(job["original"]), groups, half=False)
-    Path(paths[1]).write_text(json.dumps(result), encoding="utf-8")
+    return result
 
 
 def types_of(path: Path) -> dict[str, float]:
@@ -100,6 +101,11 @@ def types_of(path: Path) -> dict[str, float]:
         counts[tensor.kind.name] = counts.get(tensor.kind.name, 0) + math.prod(tensor.shape)
     total = sum(counts.values())
     return {name: round(count / total, 4) for name, count in sorted(counts.items(), key=lambda entry: -entry[1])}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(measure, paths)
 
 
 if __name__ == "__main__":

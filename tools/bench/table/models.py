@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.bench.harness import measured_process
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -302,15 +304,19 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Make one model's files as the job says."""
-    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+def make(job: dict[str, Any]) -> dict[str, list[str]]:
+    """One model's files as the job says."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
         files = make_bundled(folder, Path(job["source"]), kinds, peer)
     else:
         files = make_random(folder, job["shape"], kinds, peer)
-    Path(arguments[1]).write_text(json.dumps({"files": [str(file) for file in files]}), encoding="utf-8")
+    return {"files": [str(file) for file in files]}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(make, paths)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import EdgeError
-from tools.bench.table.children import run_child
-from tools.bench.table.machine import version_of
-from tools.bench.table.parts import REPOSITORY, Screen
+from tools.bench.harness import Screen, version_of
+from tools.bench.processes import REPOSITORY, run_child
 
 TRL = "1.16.0"
 CMAKE_OPTIONS = (
@@ -145,5 +144,5 @@ def _cmake(cache: Path, screen: Screen) -> str:
 
 def _set_up(key: str, command: Sequence[str], folder: Path, screen: Screen) -> None:
     log = folder / f"{key.replace(': ', '-')}.log"
-    seconds = run_child(command, log=log, environment=os.environ, folder=folder, tell=screen.begin(key))
+    seconds = run_child(command, log=log, environment=os.environ, folder=folder, on_line=screen.begin(key))
     screen.end(key, seconds, "made")

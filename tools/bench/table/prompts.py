@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tools.bench.harness import measured_process
+
 if TYPE_CHECKING:
     from edge.core.types import TaskItem
     from edge.inference.chat_template import ChatTemplate
@@ -62,13 +64,12 @@ def as_line(item: TaskItem) -> str:
     return json.dumps(told, ensure_ascii=False)
 
 
-def main(paths: Sequence[str]) -> None:
-    """Make the job's prompts."""
+def make(job: dict[str, Any]) -> dict[str, Any]:
+    """The job's prompts."""
     from edge.dagrpo.prompts import prompt_messages
     from edge.inference.gguf_model import GgufModel
     from edge.inference.model_tokenizer import gguf_tokenizer
 
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     model = GgufModel(Path(job["model"]))
     tokenizer = gguf_tokenizer(model)
     template, form = tokenizer.template, tokenizer.prompt_form
@@ -84,7 +85,12 @@ def main(paths: Sequence[str]) -> None:
     model.close()
     Path(job["items"]).parent.mkdir(parents=True, exist_ok=True)
     Path(job["items"]).write_text("\n".join(map(as_line, items)) + "\n", encoding="utf-8")
-    Path(paths[1]).write_text(json.dumps({"prompts": prompts, "files": [job["items"]]}), encoding="utf-8")
+    return {"prompts": prompts, "files": [job["items"]]}
+
+
+def main(paths: Sequence[str]) -> None:
+    """The process."""
+    measured_process(make, paths)
 
 
 if __name__ == "__main__":

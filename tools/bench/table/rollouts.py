@@ -8,7 +8,6 @@ All responses have the same length and all prompts random ids, as in llama.cpp's
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tools.bench.harness import measured_process
 from tools.bench.table.memory_watch import memory_now
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ async def rollouts(backend: BatchedBackend, job: dict[str, Any], repeat: int) ->
 
 
 def main(paths: Sequence[str]) -> None:
-    """Read the job, measure, write the result."""
-    job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
-    Path(paths[1]).write_text(json.dumps(asyncio.run(measure(job))), encoding="utf-8")
+    """The process."""
+    measured_process(lambda job: asyncio.run(measure(job)), paths)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From measured parts to the rows of the table. Knows what is compared with what and which goal it is held against; starts nothing."""
+"""From measured parts to the rows of the table: what is compared with what, and which goal it is held against."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, Floor, ModelCost, StepWork, step_floor
-from tools.bench.table.spread import Spread, spread, times
-from tools.bench.table.verdicts import Lines, Row
+from tools.bench.harness import Rounds, Row, Spread, spread, times
 
-Rounds = Sequence[Mapping[str, Any]]
-"""The results of one competitor, one a round."""
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
 """The one entry of a step's seconds that is no part of its own: it runs beside the rollouts."""
@@ -45,74 +42,72 @@ def parts_of(rounds: Rounds) -> dict[str, Spread]:
 
 def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> Row:
     """One step of the bundled model against TRL in three settings; also `with_cloud`, whose cloud LLM runs on the same cores."""
-    lines, mine, memory = Lines(), step_seconds(ours), peak_mib(ours)
+    mine, memory = step_seconds(ours), peak_mib(ours)
     seconds = {name: step_seconds(rounds) for name, rounds in peers.items()}
     memories = {name: peak_mib(rounds) for name, rounds in peers.items()}
     best = min(seconds, key=lambda name: seconds[name].median)
     lean = min(memories, key=lambda name: memories[name].median)
-    what = f"one DA-GRPO step, {_million(ours)} parameters, {_batch(ours)}"
-    for name, bound in dict.fromkeys((("fp32", 4.0), (best, 3.0))):
-        found = times(mine, seconds[name])
-        told = f"{found:.1f}x faster: {shown(mine)} against {shown(seconds[name])}"
-        lines.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), told, found, bound)
-    share = memory.median / memories[lean].median
-    told = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
-    lines.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", told, share, 0.5)
-    for name in peers:
-        if name not in ("fp32", best):
-            lines.told(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
-    beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
-    told = f"{times(beside, seconds[best]):.1f}x faster than its best: {shown(beside)}, {both.median:.0f} MiB"
-    lines.told(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], told)
-    return Row(
+    what = f"one DA-GRPO step, {ours[0]['model']['parameters'] / 1e6:.1f} M parameters, {_batch(ours)}"
+    row = Row(
         "small",
         "one step of the bundled model",
-        tuple(lines.verdicts),
-        _compared(ours, peers, mine, seconds, memory, memories),
+        _compared(ours, peers),
         profile=(*time_profile(ours), *memory_profile(ours)),
         notes=(_advantages(peers), NO_GATE, SAME_CLOUD, *_notices(ours)),
     )
+    for name, bound in dict.fromkeys((("fp32", 4.0), (best, 3.0))):
+        found = times(mine, seconds[name])
+        told = f"{found:.1f}x faster: {mine.text('s')} against {seconds[name].text('s')}"
+        row.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), told, found, bound)
+    share = memory.median / memories[lean].median
+    told = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
+    row.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", told, share, 0.5)
+    for name in peers:
+        if name not in ("fp32", best):
+            row.without_goal(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
+    beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
+    told = f"{times(beside, seconds[best]):.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
+    row.without_goal(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], told)
+    return row
 
 
 def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
     """One step of the real shape against TRL in bf16 with checkpointing; with and without checkpointing on our side."""
-    lines, theirs, their_memory = Lines(), step_seconds(peer), peak_mib(peer)
+    theirs, their_memory, first = step_seconds(peer), peak_mib(peer), next(iter(ours.values()))
+    row = Row(
+        "large",
+        f"one step at the {shape} shape",
+        {name: _compared(rounds, {"bf16": peer}) for name, rounds in ours.items()},
+        profile=(*time_profile(first), *memory_profile(first)),
+        notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
+    )
     for name, rounds in ours.items():
         mine, memory = step_seconds(rounds), peak_mib(rounds)
         what = f"one step at the {shape} shape, {name}, {_batch(rounds)}"
         found, share = times(mine, theirs), memory.median / their_memory.median
-        speed = f"{found:.1f}x faster: {shown(mine)} against {shown(theirs)}"
+        speed = f"{found:.1f}x faster: {mine.text('s')} against {theirs.text('s')}"
         size = f"{share:.2f} of it: {memory.median:.0f} MiB against {their_memory.median:.0f} MiB"
-        lines.at_least(what, TRL_NAMES["bf16"], speed, found, 4.0)
-        lines.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], size, share, round(1 / 3, 3))
-    first = next(iter(ours.values()))
-    seconds, memories = {"bf16": theirs}, {"bf16": their_memory}
-    data = {
-        name: _compared(rounds, {"bf16": peer}, step_seconds(rounds), seconds, peak_mib(rounds), memories)
-        for name, rounds in ours.items()
-    }
-    return Row(
-        "large",
-        f"one step at the {shape} shape",
-        tuple(lines.verdicts),
-        data,
-        profile=(*time_profile(first), *memory_profile(first)),
-        notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
-    )
+        row.at_least(what, TRL_NAMES["bf16"], speed, found, 4.0)
+        row.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], size, share, round(1 / 3, 3))
+    return row
 
 
 def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds]]) -> Row:
     """Rollout tokens/s against the batched bench; every entry is (ours, theirs)."""
-    lines, data, profile = Lines(), {}, []
+    data: dict[str, Any] = {}
+    profile: list[str] = []
+    row = Row("rollout", "rollout tokens/s", data, profile)
     for name, (ours, theirs) in measured.items():
         mine, other = tokens_per_s(ours), tokens_per_s(theirs)
         ratio = mine.median / other.median
-        told = f"{ratio:.2f}: {mine.median:.0f} tokens/s {_range(mine)} against {other.median:.0f} {_range(other)}"
-        lines.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", told, ratio, 0.9, unit="")
+        told = f"{ratio:.2f}: {mine.text('tokens/s', 0)} against {other.median:.0f} {other.range()}"
+        row.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", told, ratio, 0.9, unit="")
         data[name] = {"ours": mine.to_json(), "peer": other.to_json(), "ratio": ratio}
-        lost = 1000 * (1 / mine.median - 1 / other.median) * _rows(name)
+        lost = (
+            1000 * (1 / mine.median - 1 / other.median) * int(name.rpartition(", ")[2].split()[0])
+        )  # of `nano-edge Q8_0, 32 rows`
         profile.append(f"{name}: {lost:.2f} ms more a decode than the bench, which neither samples nor keeps log-probabilities")
-    return Row("rollout", "rollout tokens/s", tuple(lines.verdicts), data, profile=tuple(profile))
+    return row
 
 
 def tokens_per_s(rounds: Rounds) -> Spread:
@@ -126,25 +121,23 @@ def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int]]) -> R
     The rates are the best that any round reached: with this very model, as `edge-agent doctor --measure` takes them, and told beside it
     with any of the models, which makes the floor as low as this machine can.
     """
-    lines, data, profile = Lines(), {}, []
     device = _best(speeds)
+    data: dict[str, Any] = {"device": device}
+    profile: list[str] = []
+    rates = (_rates_text(name, rates) for name, rates in device["models"].items())
+    notes = (f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s", *rates)
+    row = Row("floor", "a step against its floor", data, profile, notes)
     for name, (rounds, model, most_rows) in steps.items():
         own, any_model = device["models"][model], device["any_model"]
         found = [step_against_floor(result, own, most_rows, device_speed(device, own, own["bf16"])) for result in rounds]
         lowest = [step_against_floor(result, own, most_rows, device_speed(device, any_model, own["bf16"])) for result in rounds]
         factors, strict = (spread(value for factors, _ in each for value in factors) for each in (found, lowest))
-        told = f"{factors.median:.1f}x {_range(factors, 1)}; {strict.median:.1f}x with the best rates of any model"
-        lines.at_most(f"whole step, {name}", "the floor of section 6", told, factors.median, 2.0)
+        told = f"{factors.median:.1f}x {factors.range(1)}; {strict.median:.1f}x with the best rates of any model"
+        row.at_most(f"whole step, {name}", "the floor of section 6", told, factors.median, 2.0)
         floors = [floor for _, floors in found for floor in floors]
         data[name] = {"times_floor": factors.to_json(), "times_lowest_floor": strict.to_json(), "floor": _floor_parts(floors)}
         profile += floor_profile(name, rounds, floors)
-    notes = [
-        f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s",
-        *(_rates_text(name, rates) for name, rates in device["models"].items()),
-    ]
-    return Row(
-        "floor", "a step against its floor", tuple(lines.verdicts), {"device": device, **data}, tuple(profile), tuple(notes)
-    )
+    return row
 
 
 def step_against_floor(
@@ -176,7 +169,14 @@ def device_speed(device: Mapping[str, Any], rates: Mapping[str, Any], half: bool
 
 def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
     """Peak memory of one process that serves, rolls out and trains, by shape and by quantisation and settings."""
-    lines, profile = Lines(), []
+    profile: list[str] = []
+    notes = (
+        "lean is gradient checkpointing, micro-batches of 512 tokens, engine.repack off and EDGE_AGENT_ALLOCATOR=lean",
+        "weights are mapped by the engine and by the learner: their pages are one copy and counted once, or as often as they are mapped",
+        "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
+    )
+    data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
+    row = Row("memory", "memory of one process", data, profile, notes)
     for shape, by_setting in measured.items():
         for setting, result in by_setting.items():
             gigabytes, mapped_twice = (mebibytes * (1 << 20) / 1e9 for mebibytes in (result["once_mib"], result["peak_mib"]))
@@ -184,22 +184,17 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
             step = f"a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
             told = f"{gigabytes:.2f} GB ({mapped_twice:.2f} as mapped); {step}"
             if setting == MEMORY_GOAL and shape in MEMORY_GOALS:
-                lines.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
+                row.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
             else:
-                lines.told(what, "-", told)
+                row.without_goal(what, "-", told)
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
-    data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
-    notes = (
-        "lean is gradient checkpointing, micro-batches of 512 tokens, engine.repack off and EDGE_AGENT_ALLOCATOR=lean",
-        "weights are mapped by the engine and by the learner: their pages are one copy and counted once, or as often as they are mapped",
-        "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
-    )
-    return Row("memory", "memory of one process", tuple(lines.verdicts), data, tuple(profile), notes)
+    return row
 
 
 def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
     """Sampler and trainer, with the file that serves and with the original weights."""
-    lines, notes = Lines(), []
+    notes: list[str] = []
+    row = Row("mismatch", "sampler against trainer", dict(measured), notes=notes)
     for name, result in measured.items():
         for held, label in (
             ("file", "the file that serves"),
@@ -207,10 +202,10 @@ def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
             ("original", "the original weights"),
         ):
             if held in result:
-                lines.told(f"mismatch, {name}", f"trainer holds {label}", mismatch_text(result[held]))
+                row.without_goal(f"mismatch, {name}", f"trainer holds {label}", mismatch_text(result[held]))
         types = ", ".join(f"{share:.0%} {kind}" for kind, share in result["types"].items() if share >= 0.005)
         notes.append(f"{name} is {types}")
-    return Row("mismatch", "sampler against trainer", tuple(lines.verdicts), dict(measured), notes=tuple(notes))
+    return row
 
 
 def mismatch_text(found: Mapping[str, float]) -> str:
@@ -223,11 +218,12 @@ def mismatch_text(found: Mapping[str, float]) -> str:
 
 def install_row(result: Mapping[str, Any], cores: int) -> Row:
     """From a clean checkout to a learning agent."""
-    lines, minutes = Lines(), result["seconds"] / 60
-    told = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
-    lines.at_most("clean checkout to a learning agent", "-", told, minutes, 8.0, unit=" min")
+    minutes = result["seconds"] / 60
     profile = (f"installing {result['install_s']:.0f} s", f"to the end of the first step {result['first_step_s']:.0f} s")
-    return Row("install", "clean checkout to a learning agent", tuple(lines.verdicts), dict(result), profile=profile)
+    row = Row("install", "clean checkout to a learning agent", dict(result), profile)
+    told = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
+    row.at_most("clean checkout to a learning agent", "-", told, minutes, 8.0, unit=" min")
+    return row
 
 
 # -- where it goes -------------------------------------------------------------------------------------------------------------------
@@ -273,16 +269,6 @@ def floor_profile(name: str, ours: Rounds, floors: Sequence[Floor]) -> list[str]
     ]
 
 
-def shown(seconds: Spread) -> str:
-    """`1.23 s (1.20-1.30)`: median and quartiles."""
-    return f"{seconds.median:.2f} s {_range(seconds, 2)}"
-
-
-def _range(found: Spread, digits: int = 0) -> str:
-    first, third = found.quartiles
-    return f"({first:.{digits}f}-{third:.{digits}f})"
-
-
 def _floor_parts(floors: Sequence[Floor]) -> dict[str, float]:
     return {
         name: spread(getattr(floor, name) for floor in floors).median
@@ -306,27 +292,14 @@ def _rates_text(name: str, rates: Mapping[str, Any]) -> str:
     return f"{name}: F_i {infer:.0f}, F_t {fp32:.0f} (fp32) and {half:.0f} (bf16) GFLOP/s"
 
 
-def _compared(
-    ours: Rounds,
-    peers: Mapping[str, Rounds],
-    mine: Spread,
-    seconds: Mapping[str, Spread],
-    memory: Spread,
-    memories: Mapping[str, Spread],
-) -> dict[str, Any]:
+def _compared(ours: Rounds, peers: Mapping[str, Rounds]) -> dict[str, Any]:
     """Both sides with every sample."""
-    return {
-        "ours": {
-            "seconds": mine.to_json(),
-            "peak_mib": memory.to_json(),
-            "parts": {name: part.to_json() for name, part in parts_of(ours).items()},
-            "rounds": list(ours),
-        },
-        "peers": {
-            name: {"seconds": seconds[name].to_json(), "peak_mib": memories[name].to_json(), "rounds": list(rounds)}
-            for name, rounds in peers.items()
-        },
-    }
+
+    def told(rounds: Rounds) -> dict[str, Any]:
+        return {"seconds": step_seconds(rounds).to_json(), "peak_mib": peak_mib(rounds).to_json(), "rounds": list(rounds)}
+
+    parts = {name: part.to_json() for name, part in parts_of(ours).items()}
+    return {"ours": {**told(ours), "parts": parts}, "peers": {name: told(rounds) for name, rounds in peers.items()}}
 
 
 def _advantages(peers: Mapping[str, Rounds]) -> str:
@@ -346,16 +319,7 @@ def _notices(ours: Rounds) -> list[str]:
     return [f"an update was left out: {reason}" for reason in sorted(refused)]
 
 
-def _million(ours: Rounds) -> str:
-    return f"{ours[0]['model']['parameters'] / 1e6:.1f} M"
-
-
 def _batch(ours: Rounds) -> str:
     """`16 prompts x G=8`."""
     counts = ours[0]["counts"][0]
     return f"{counts['prompts']:g} prompts x G={counts['responses'] / counts['prompts']:g}"
-
-
-def _rows(name: str) -> int:
-    """How many rows a rollout load has by its name (`nano-edge, 32 rows`)."""
-    return int(name.rpartition(", ")[2].split()[0])

@@ -1,24 +1,18 @@
-"""The rows of the table, measured one after the other: which processes in which order. Knows jobs and reductions; starts processes through
-`Results` only.
-
-Competitors of one row alternate round by round (A B A B), so that a slow minute of the machine hits both.
-"""
+"""The rows of the table, measured one after the other: which processes in which order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from edge.app import bundled_models
 from edge.core.machine import usable_cores
-from tools.bench.table import jobs, rows
-from tools.bench.table.machine import commit
+from tools.bench.harness import Part, Results, Row, Screen, commit
+from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
-from tools.bench.table.parts import Part, Results
 from tools.bench.table.plan import GROUP_SIZE, Plan, Workload
-from tools.bench.table.verdicts import Row
 
 BUNDLED = "nano-edge"
 SOURCE = "practice:group1"
@@ -30,47 +24,27 @@ PEER_SETTINGS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 """TRL's settings, and whether it gets our allocator settings."""
 
 
-class Peers(Protocol):
-    """What is compared with, made when it is first asked for."""
-
-    def trl_python(self) -> Path:
-        """The interpreter of the environment with TRL."""
-        ...
-
-    def batched_bench(self) -> Path:
-        """llama.cpp's program."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measures rows. `threads` is what every competitor gets."""
+    """Measures rows. `threads` is what every competitor gets. Peers are made in the cache folder when a row first needs them."""
 
     plan: Plan
     places: jobs.Places
     results: Results
-    peers: Peers
+    screen: Screen
     threads: int
 
     def row(self, name: str) -> Row:
         """One row by name. Raises EdgeError when something cannot be measured."""
-        measure: dict[str, Callable[[], Row]] = {
-            "small": self.small,
-            "large": self.large,
-            "rollout": self.rollout,
-            "floor": self.floor,
-            "memory": self.memory,
-            "mismatch": self.mismatch,
-            "install": self.install,
-        }
-        return measure[name]()
+        measure: Callable[[], Row] = getattr(self, name)
+        return measure()
 
     def small(self) -> Row:
         """The bundled model against TRL."""
         work, model = self.plan.small, self._bundled()
         folder = self._made(BUNDLED, [], transformers=True)[-1]
         prompts = self._prompts(model, work, SOURCE)
-        python = self.peers.trl_python()
+        python = peers.trl_python(self.places.cache, self.screen)
         competitors = {
             "ours": lambda key: self._our_small(key),
             "ours-bundled-cloud": lambda key: self._our_small(key, cloud="bundled"),
@@ -88,7 +62,7 @@ class Bench:
                 random_model=False,
                 tuned_allocator=tuned,
             )
-        measured = self._alternating("small", competitors, work.rounds)
+        measured = self.results.alternating("small", competitors, work.rounds)
         ours, with_cloud = measured.pop("ours"), measured.pop("ours-bundled-cloud")
         row = rows.small_row(ours, with_cloud, measured)
         return self._profiled(row, model, work, random_model=False)
@@ -99,7 +73,7 @@ class Bench:
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
         prompts = self._prompts(self._file(shape, "Q8_0"), work, None)
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
-        python = self.peers.trl_python()
+        python = peers.trl_python(self.places.cache, self.screen)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
         competitors = {
             "Q8_0": lambda key: self._our_large(key, "Q8_0"),
@@ -108,14 +82,14 @@ class Bench:
             ),
             "Q8_0-checkpointing": lambda key: self._our_large(key, "Q8_0", jobs.CHECKPOINTING),
         }
-        measured = self._alternating("large", competitors, work.rounds)
+        measured = self.results.alternating("large", competitors, work.rounds)
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
         row = rows.large_row(ours, measured["trl-bf16"], shape)
         return self._profiled(row, self._file(shape, "Q8_0"), work, random_model=True)
 
     def rollout(self) -> Row:
         """Rollouts against the batched bench."""
-        program = self.peers.batched_bench()
+        program = peers.batched_bench(self.places.cache, self.screen)
         measured = {}
         for load in self.plan.rollouts:
             model = self._bundled() if load.model == BUNDLED else self._random(load.model, "Q8_0")
@@ -124,7 +98,7 @@ class Bench:
                 "ours": lambda key, model=model, load=load: jobs.rollout_part(key, model, load, self.threads),
                 "peer": lambda key, model=model, load=load: jobs.batched_part(key, program, model, load, self.threads),
             }
-            found = self._alternating(f"rollout/{load.model}-{width}", competitors, self.plan.rollout_rounds)
+            found = self.results.alternating(f"rollout/{load.model}-{width}", competitors, self.plan.rollout_rounds)
             measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["peer"])
         return rows.rollout_row(measured)
 
@@ -209,8 +183,9 @@ class Bench:
             return row
         key = f"profile/{model.stem}"
         part = jobs.agent_part(self.places, key, model, work, self.threads, random_model=random_model, profile=True)
-        told = (f"{model.stem}: {entry}" for entry in rows.where_profile(self.results.measure(part)))
-        return replace(row, profile=(*row.profile, *told))
+        where = (f"{model.stem}: {entry}" for entry in rows.where_profile(self.results.measure(part)))
+        row.profile = (*row.profile, *where)
+        return row
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
@@ -242,16 +217,6 @@ class Bench:
             random=random,
         )
         return self.results.measure(part)
-
-    def _alternating(
-        self, row: str, competitors: Mapping[str, Callable[[str], Part]], rounds: int
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Every competitor once a round."""
-        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in competitors}
-        for number in range(1, rounds + 1):
-            for name, part in competitors.items():
-                measured[name].append(self.results.measure(part(f"{row}/{name}/{number}")))
-        return measured
 
     def _prompts(self, model: Path, work: Workload, source: str | None) -> list[dict[str, Any]]:
         wanted = max(work.prompts * (work.warmup + work.steps), work.prompts * 2)

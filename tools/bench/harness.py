@@ -1,0 +1,405 @@
+"""One harness for every table of measurements: parts measured once each in a process of their own, medians of rounds, goals, a report.
+
+A part is a command that is given two paths behind its own arguments: a job to read and a result to write, both JSON. Results lie in a
+folder, one file a part, so that a run that was cut goes on where it stopped. A result that names `files` counts as long as they exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from edge.core.errors import EdgeError, UsageError
+from edge.core.files import write_atomically
+from edge.core.machine import cpu_name, usable_cores
+from tools.bench.processes import REPOSITORY, OnLine, run_child
+
+CACHE = REPOSITORY / "runs" / "bench"
+QUIET_LOAD = 0.5
+"""A load average of one minute below which nothing else runs here worth speaking of."""
+PACKAGES = ("edge-agent", "torch", "llama-cpp-python", "gguf", "peft", "numpy")
+Rounds = Sequence[Mapping[str, Any]]
+"""The results of one competitor, one a round."""
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """At least one finite sample of one quantity, in the order in which they were taken. Raises ValueError without samples."""
+
+    samples: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise ValueError("a spread needs at least one sample")
+
+    @property
+    def median(self) -> float:
+        """The middle sample, or the mean of the two in the middle."""
+        return statistics.median(self.samples)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and third quartile, interpolated between samples."""
+        if len(self.samples) == 1:
+            return self.samples[0], self.samples[0]
+        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return first, third
+
+    def range(self, digits: int = 0) -> str:
+        """`(1.20-1.30)`: the quartiles."""
+        first, third = self.quartiles
+        return f"({first:.{digits}f}-{third:.{digits}f})"
+
+    def text(self, unit: str, digits: int = 2) -> str:
+        """`1.23 s (1.20-1.30)`: median and quartiles."""
+        return f"{self.median:.{digits}f} {unit} {self.range(digits)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Every sample, the median and the quartiles."""
+        first, third = self.quartiles
+        return {"median": self.median, "q1": first, "q3": third, "n": len(self.samples), "samples": list(self.samples)}
+
+
+def spread(samples: Iterable[float]) -> Spread:
+    """The spread of some samples. Raises ValueError without any."""
+    return Spread(tuple(float(sample) for sample in samples))
+
+
+def times(mine: Spread, other: Spread) -> float:
+    """How many times the median of `mine` is contained in the median of `other`: 4.0 is four times faster, for seconds."""
+    return other.median / mine.median
+
+
+# -- rows, goals and the report --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line of a table. `met` None is a measurement without a goal; `value` is what is held against `bound`."""
+
+    what: str
+    against: str
+    measured: str
+    goal: str = ""
+    met: bool | None = None
+    value: float | None = None
+    bound: float | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of a table: its lines, everything that was measured for it, and the profile of what was missed."""
+
+    name: str
+    title: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    profile: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def at_least(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
+        """A goal that large values meet."""
+        self.verdicts.append(Verdict(what, against, measured, f"≥ {bound:g}{unit}", value >= bound, value, bound))
+
+    def at_most(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
+        """A goal that small values meet."""
+        self.verdicts.append(Verdict(what, against, measured, f"≤ {bound:g}{unit}", value <= bound, value, bound))
+
+    def without_goal(self, what: str, against: str, measured: str) -> None:
+        """A measurement without a goal."""
+        self.verdicts.append(Verdict(what, against, measured))
+
+    @property
+    def missed(self) -> bool:
+        """Whether any goal is missed."""
+        return any(verdict.met is False for verdict in self.verdicts)
+
+
+def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str:
+    """The whole report: machine, table, profiles of what was missed, notes."""
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
+    lines = [
+        f"{about} {machine['cores']} cores ({machine['cpu']}), {machine['memory_mib'] / 1024:.0f} GiB, "
+        f"{machine['system']}, Python {machine['python']}, {packages}.",
+        "",
+        "| what | against | measured | goal | |",
+        "|---|---|---|---|---|",
+    ]
+    for verdict in (verdict for row in rows for verdict in row.verdicts):
+        mark = "" if verdict.met is None else "met" if verdict.met else "**missed**"
+        cells = (verdict.what, verdict.against, verdict.measured, verdict.goal, mark)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for row in rows:
+        if row.missed:
+            lines += ["", f"**Missed: {row.title}.** Where it goes:", "", *(f"- {entry}" for entry in row.profile)]
+        if row.notes:
+            lines += ["", f"*{row.title}*: " + "; ".join(row.notes) + "."]
+    return "\n".join(lines) + "\n"
+
+
+# -- measured parts --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One measured process. `key` is its name and its file's (`small/trl-fp32/1`), `job` plain JSON, `environment` beside our own."""
+
+    key: str
+    command: tuple[str, ...]
+    job: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 7200.0
+
+    @property
+    def digest(self) -> str:
+        """What must be equal for a stored result to count."""
+        told = {"command": self.command[1:], "job": self.job, "environment": dict(self.environment)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+RunPart = Callable[[Part, Path, Path, OnLine], float]
+"""Carries a part out: (part, job file, result file, on_line) -> seconds. The log lies beside the result."""
+
+
+class Results:
+    """A folder of results. With `fresh`, stored ones do not count but those of this run do."""
+
+    def __init__(self, folder: Path, screen: Screen, *, fresh: bool = False, run: RunPart | None = None) -> None:
+        self._folder = folder
+        self._screen = screen
+        self._fresh = fresh
+        self._run = run or run_part
+        self._of_this_run: dict[str, str] = {}
+
+    def measure(self, part: Part) -> dict[str, Any]:
+        """The part's result, measured now unless an equal part's lies here. Raises ProcessFailed."""
+        file = self._folder / "parts" / f"{part.key}.json"
+        stored = self._stored(part, file)
+        if stored is not None:
+            self._screen.end(part.key, stored["seconds"], "read back")
+        else:
+            stored = self._measured(part, file)
+        return {**stored["result"], "taken": {name: stored[name] for name in ("key", "at", "load_before", "seconds")}}
+
+    def alternating(
+        self, row: str, competitors: Mapping[str, Callable[[str], Part]], rounds: int
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Every competitor once a round (A B A B), so that a slow minute of the machine hits all of them."""
+        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in competitors}
+        for number in range(1, rounds + 1):
+            for name, part in competitors.items():
+                measured[name].append(self.measure(part(f"{row}/{name}/{number}")))
+        return measured
+
+    def _stored(self, part: Part, file: Path) -> dict[str, Any] | None:
+        if self._fresh and self._of_this_run.get(part.key) != part.digest:
+            return None
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if not isinstance(stored, dict) or stored.get("digest") != part.digest:
+            return None
+        return stored if all(Path(made).exists() for made in stored["result"].get("files", ())) else None
+
+    def _measured(self, part: Part, file: Path) -> dict[str, Any]:
+        job, raw = file.with_suffix(".job"), file.with_suffix(".raw")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        raw.unlink(missing_ok=True)
+        job.write_text(json.dumps(part.job, indent=1), encoding="utf-8")
+        load, at = load_1min(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        seconds = self._run(part, job, raw, self._screen.begin(part.key))
+        result = json.loads(raw.read_text(encoding="utf-8"))
+        stored = {"key": part.key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
+        write_json(file, stored)
+        raw.unlink()
+        self._of_this_run[part.key] = part.digest
+        self._screen.end(part.key, seconds, f"load before {load:.1f}")
+        return stored
+
+
+def run_part(part: Part, job: Path, result: Path, on_line: OnLine) -> float:
+    """Start the part's process in the repository and wait for it. Raises ProcessFailed."""
+    environment = {**os.environ, **part.environment, "PYTHONUNBUFFERED": "1"}
+    command = (*part.command, str(job), str(result))
+    log = result.with_suffix(".log")
+    return run_child(command, log=log, environment=environment, folder=REPOSITORY, on_line=on_line, timeout_s=part.timeout_s)
+
+
+def measured_process(measure: Callable[[dict[str, Any]], Mapping[str, Any]], paths: Sequence[str]) -> None:
+    """The main of a part's process: read the job, measure, write the result. `paths`: the last two arguments."""
+    job = json.loads(Path(paths[-2]).read_text(encoding="utf-8"))
+    Path(paths[-1]).write_text(json.dumps(measure(job), default=asdict), encoding="utf-8")
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Replace a file in one step."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+class Screen:
+    """What a person sees meanwhile: a live line on a terminal, now and then a line elsewhere."""
+
+    _QUIET_S, _WIDTH = 60.0, 110
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+
+    def begin(self, key: str) -> OnLine:
+        """A part begins; the answer is called with how it goes."""
+        self._line(f"  {key} ...", live=True)
+        shown = 0.0
+
+        def on_line(seconds: float, line: str) -> None:
+            nonlocal shown
+            if self._live or seconds - shown >= self._QUIET_S:
+                shown = seconds
+                self._line(f"  {key} ... {seconds:.0f} s  {line}", live=self._live)
+
+        return on_line
+
+    def end(self, key: str, seconds: float, note: str) -> None:
+        """A part is over."""
+        self._line(f"  {key}: {seconds:.0f} s, {note}", live=False)
+
+    def title(self, text: str) -> None:
+        """A row begins."""
+        self._line(f"== {text}", live=False)
+
+    def _line(self, text: str, *, live: bool) -> None:
+        if live and not self._live:
+            return
+        cut = text[: self._WIDTH].replace("\n", " ")
+        self._stream.write(("\r\x1b[K" if self._live else "") + cut + ("" if live else "\n"))
+        self._stream.flush()
+
+
+# -- what it was measured on -----------------------------------------------------------------------------------------------------------
+
+
+def describe_machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Processor, usable cores, memory in MiB, system, Python and the versions of the packages that matter."""
+    import psutil
+
+    return {
+        "cpu": cpu_name() or platform.machine(),
+        "cores": usable_cores(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "memory_mib": psutil.virtual_memory().total >> 20,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in packages},
+        "commit": commit(),
+    }
+
+
+def version_of(package: str) -> str:
+    """The installed version, "" for a package that is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def commit() -> str:
+    """The commit of the checkout, with a + where files differ from it; "" outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def load_1min() -> float:
+    """The load average of the last minute."""
+    return os.getloadavg()[0]
+
+
+# -- the command of a table ------------------------------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str = "") -> None:
+    """What every table takes."""
+    parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="rounds in which competitors alternate (default: of the size)")
+    parser.add_argument("--fresh", action="store_true", help="measure again what lies in the folder already")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: runs/bench/TABLE-SIZE)")
+
+
+def rows_of(text: str, known: Sequence[str]) -> list[str]:
+    """The rows named. Raises UsageError for an unknown one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UsageError(f"unknown row {', '.join(unknown) or repr(text)}", hint=f"there is: {', '.join(known)}")
+    return names
+
+
+def rounds_of(given: argparse.Namespace, usual: int) -> int:
+    """How many. Raises UsageError for none."""
+    if given.rounds is not None and given.rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, not {given.rounds}")
+    return usual if given.rounds is None else int(given.rounds)
+
+
+def report(
+    table: Path,
+    names: Sequence[str],
+    row: Callable[[str], Row],
+    screen: Screen,
+    machine: Mapping[str, Any],
+    about: str,
+    **facts: Any,
+) -> int:
+    """Measure the rows one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
+
+    `table`: the file, without its ending, that has after each row what is measured so far: everything as JSON, the report as markdown.
+    """
+    done: list[Row] = []
+    for name in names:
+        screen.title(name)
+        done.append(row(name))
+        write_json(table.with_suffix(".json"), {**facts, "machine": machine, "rows": [asdict(one) for one in done]})
+        table.with_suffix(".md").write_text(markdown(done, machine, about), encoding="utf-8")
+    print(markdown(done, machine, about))
+    print(f"every sample: {table.with_suffix('.json')}", file=sys.stderr)
+    return int(any(one.missed for one in done))
+
+
+def about(load: float) -> str:
+    """How a table was measured, in a sentence before the machine."""
+    doubt = "" if load <= QUIET_LOAD else f" The machine was busy (load {load:.1f}), so these figures mean little."
+    return f"Measured side by side in one run, {time.strftime('%d %B %Y', time.gmtime())}.{doubt}"
+
+
+def command(measure: Callable[[], int]) -> int:
+    """A table's command; 0 all goals met, 1 a goal missed or a failure, 2 wrong use. SIGTERM leaves by way of every `finally`."""
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        return measure()
+    except EdgeError as error:
+        print(f"{error}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
+        return error.exit_code
+    except json.JSONDecodeError as error:
+        print(f"a result cannot be read: {error}", file=sys.stderr)
+        return 1
