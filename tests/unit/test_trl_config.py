@@ -23,10 +23,10 @@ from edge.state.rows import Position
 from edge.tasks.registry import open_source
 from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
+from tools.integrations.loop_thread import LoopThread
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare, dual_lr, largest_t, of_blocks, read_steps, welch
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
-from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import columns, curriculum
 from tools.integrations.trl.processes import AccelerateProcesses, MainFailed, OneProcess
 from tools.integrations.trl.responses import Completion, as_response

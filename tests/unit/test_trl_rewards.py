@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from edge.core.errors import EdgeError
-from tools.integrations.trl.desk import LateDesk, TrainerNumbers, Verdict
+from tools.integrations.trl.desk import BlockingDesk, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import OneProcess
 from tools.integrations.trl.responses import Completion, Reader
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
@@ -152,7 +152,7 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
     pair, desk, results = Pair(), NotedDesk(), {}
 
     def process(index: int) -> None:
-        steps = SharedSteps(desk if index == 0 else LateDesk(), pair.of(index))
+        steps = SharedSteps(desk if index == 0 else BlockingDesk(), pair.of(index))
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
@@ -172,4 +172,4 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
 
 def test_a_process_without_a_desk_is_never_asked():
     with pytest.raises(EdgeError, match="no coordinator is open in this process"):
-        LateDesk().open(1)
+        BlockingDesk().open(1)

@@ -22,12 +22,13 @@ from edge.tasks.registry import open_source
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.unit.agent_world import HELP, item, local_answer
 from tests.unit.verl_free_keys import FREE
+from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.method import NEEDS, SAMES
 from tools.integrations.verl.prepare import prepare
 from tools.integrations.verl.rows import as_row, item_of
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
 from tools.integrations.verl.state import RunState
-from tools.integrations.verl.steps import LoopThread, TrainingSteps
+from tools.integrations.verl.steps import TrainingSteps
 
 for module in ("verl", "ray", "transfer_queue", "hydra"):
     if importlib.util.find_spec(module) is None:

@@ -9,12 +9,14 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.rollout import ScoredResponse
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import BROKEN_HELP, HELP, item, local_answer, number_in
-from tools.integrations.verl.judge import OUTSIDE_TRAINING, ResponseJudge
+from tools.integrations.scoring import Scorer
+from tools.integrations.verl.judge import OUTSIDE_TRAINING, score_one
 
 SETTINGS = RolloutSettings("run", 0, 1, 1.0, 64, "full", "compact", 64)
 
@@ -23,8 +25,8 @@ def right(call: CloudCall) -> str:
     return f"<answer>\\boxed{{{number_in(call.messages[-1].content) + 1}}}</answer>"
 
 
-def worker(client: ScriptedCoordinatorClient) -> ResponseJudge:
-    return ResponseJudge(GroupCalls(client, 5.0), VerifierByKind(), ManualClock(), SETTINGS)
+def worker(client: ScriptedCoordinatorClient) -> Scorer:
+    return Scorer(GroupCalls(client, 5.0), VerifierByKind(), SelfOffload(), ManualClock(), SETTINGS)
 
 
 async def opened(terms: ScriptedTerms | None = None, delay_s: float = 0.0) -> ScriptedCoordinatorClient:
@@ -34,9 +36,9 @@ async def opened(terms: ScriptedTerms | None = None, delay_s: float = 0.0) -> Sc
 
 
 async def judged(
-    judge: ResponseJudge, text: str, number: int = 7, *, cut: bool = False, step: int = 0, ask: bool = True
+    judge: Scorer, text: str, number: int = 7, *, cut: bool = False, step: int = 0, ask: bool = True
 ) -> ScoredResponse:
-    return await judge.score(item(number), text, cut=cut, task="math", task_step=step, ask_cloud=ask)
+    return await score_one(judge, item(number), text, cut=cut, task="math", task_step=step, ask_cloud=ask)
 
 
 async def test_local_answers_are_rewarded_as_in_the_paper():
@@ -65,7 +67,7 @@ async def test_questions_of_two_sources_that_share_an_id_have_a_call_each():
     client = await opened()
     one, other = item(7), replace(item(8), id=item(7).id)
     for asked in (one, other, one):
-        found = await worker(client).score(asked, HELP, cut=False, task="math", task_step=0)
+        found = await score_one(worker(client), asked, HELP, cut=False, task="math", task_step=0)
         assert (found.reward, found.asked) == (1.0, True)
     assert len({call.call_key for call in client.calls}) == len(client.calls) == 2
 

@@ -14,15 +14,18 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
 from edge.dagrpo.dual import dual_step
 from edge.evaluation.judging import RolloutSettings
+from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
-from tools.integrations.verl.judge import ResponseJudge
+from tools.integrations.loop_thread import LoopThread
+from tools.integrations.scoring import Scorer
+from tools.integrations.verl.judge import score_one
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
 from tools.integrations.verl.state import RunState
-from tools.integrations.verl.steps import LoopThread, TrainingSteps
+from tools.integrations.verl.steps import TrainingSteps
 
 AWAY = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
 
@@ -77,8 +80,8 @@ def alone(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 async def asked(client: ScriptedCoordinatorClient, step: int) -> None:
     settings = RolloutSettings("run", 0, 1, 1.0, 64, "full", "compact", 64)
-    judge = ResponseJudge(GroupCalls(client, 5.0), VerifierByKind(), ManualClock(), settings)
-    await judge.score(item(7), HELP, cut=False, task="math", task_step=step)
+    scorer = Scorer(GroupCalls(client, 5.0), VerifierByKind(), SelfOffload(), ManualClock(), settings)
+    await score_one(scorer, item(7), HELP, cut=False, task="math", task_step=step)
 
 
 def test_the_price_of_a_step_is_the_coordinators_and_moves_once_for_each_step(drivers):

@@ -22,6 +22,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item
+from tools.integrations.scoring import Scorer
 from tools.integrations.trl.desk import Desk, DeskRoles
 from tools.integrations.trl.responses import Completion
 
@@ -100,9 +101,8 @@ class TrlWorld:
             state.run_id, 7, self.group_size, 1.0, 64, "compact", "compact", 64, skip_unanimous_calls=self.skip_unanimous_calls
         )
         book = StepReporter(self.client, state, self.sink, self.clock, self.terms.dual_init)
-        cloud = GroupCalls(self.client, 5.0)
-        roles = DeskRoles(state, book, cloud, ExactMathAnswer(), SelfOffload(), self.sink, self.clock)
-        return Desk(roles, self.steps, settings)
+        scorer = Scorer(GroupCalls(self.client, 5.0), ExactMathAnswer(), SelfOffload(), self.clock, settings)
+        return Desk(DeskRoles(state, book, scorer, self.sink, self.clock), self.steps)
 
     def close(self) -> None:
         """Let go of the folder."""

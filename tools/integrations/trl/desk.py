@@ -12,27 +12,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
 from edge.dagrpo.advantages import has_signal
-from edge.evaluation.judging import RolloutSettings
-from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, ScoredResponse, step_units
+from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, ScoredResponse, step_units
 from edge.learning.step_event import step_event
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.routing.policy import OffloadPolicy
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
-from edge.verifiers.verifier import Verifier
-from tools.integrations.trl.responses import Completion, SampledAlready, as_response
+from tools.integrations.loop_thread import LoopThread
+from tools.integrations.scoring import Scorer
+from tools.integrations.trl.responses import Completion, as_response
 
 OPENED = "trl_opened"
 """Under this name the state folder keeps the step that was opened last, from before anything was asked in it."""
@@ -88,9 +85,7 @@ class DeskRoles:
 
     state: StateFolder
     reporter: StepReporter
-    cloud: GroupCalls
-    verifier: Verifier
-    policy: OffloadPolicy
+    scorer: Scorer
     sink: EventSink
     clock: Clock
 
@@ -114,13 +109,11 @@ class _Underway:
 class Desk:
     """The asynchronous desk; `BlockingDesk` is the one that trainers call."""
 
-    def __init__(
-        self, roles: DeskRoles, plans: Sequence[StepPlan], settings: RolloutSettings, phases: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, roles: DeskRoles, plans: Sequence[StepPlan], phases: Sequence[int] = ()) -> None:
         """`phases`: how many steps each phase has."""
         self._roles = roles
         self._plans = plans
-        self._settings = settings
+        self._group_size = roles.scorer.settings.group_size
         self._phases = tuple(phases)
         self._now: _Underway | None = None
         self._was_refused = False
@@ -143,17 +136,15 @@ class Desk:
     async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
         """See StepDesk. Raises EdgeError where the responses are not those of the step's prompts."""
         now, roles = self._underway(step), self._roles
-        items, size = now.plan.items, self._settings.group_size
+        items, size = now.plan.items, self._group_size
         _require_places(step, [completion.position for completion in completions], len(items), size)
         responses = [
             [as_response(one, item.max_steps) for one in completions[index * size : (index + 1) * size]]
             for index, item in enumerate(items)
         ]
-        sampled = cast(InferenceBackend, SampledAlready(self._settings.seed, step, responses))  # a rollout asks for groups alone
-        rollout = Rollout(sampled, roles.cloud, roles.verifier, roles.policy, roles.clock, self._settings)
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
-        now.groups = await rollout.collect(batch)
-        now.cloud_s, now.scored_s = rollout.cloud_s, roles.clock.monotonic()
+        now.groups, now.cloud_s = await roles.scorer.score(batch, responses)
+        now.scored_s = roles.clock.monotonic()
         self._tell_refused(now.groups)
         return verdicts_of(now.groups)
 
@@ -204,7 +195,7 @@ class Desk:
         known = json.loads(state.meta(OPENED) or "null")
         if known is not None and known["step"] == plan.step:
             return OpenStep(**known["opened"])
-        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._settings.group_size, plan.target_rate)
+        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         state.set_meta(OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
         return opened
 
@@ -214,7 +205,7 @@ class Desk:
         if event is None:
             raise EdgeError(f"step {plan.step} is missing in {state.folder}", hint="begin again with another folder (out)")
         ((task_step,),) = state.rows("SELECT task_step FROM steps WHERE step = ?", (plan.step,))
-        size = self._settings.group_size
+        size = self._group_size
         return OpenStep(
             event.task,
             int(task_step),
@@ -327,66 +318,38 @@ def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStar
     return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))
 
 
-class _Runs(Protocol):
-    """Runs a coroutine and waits for it (LoopThread)."""
-
-    def run(self, coroutine: Any) -> Any:
-        """Its result."""
-        ...
-
-
 class BlockingDesk:
-    """A StepDesk whose work happens on a loop of its own."""
-
-    def __init__(self, desk: Desk, loop: _Runs) -> None:
-        self._desk = desk
-        self._loop = loop
-
-    def open(self, step: int) -> float:
-        """See StepDesk."""
-        return float(self._loop.run(self._desk.open(step)))
-
-    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """See StepDesk."""
-        return cast(list[Verdict | None], self._loop.run(self._desk.verdicts(step, completions)))
-
-    def close(self, step: int) -> None:
-        """See StepDesk."""
-        self._loop.run(self._desk.close(step))
-
-    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """See StepDesk."""
-        self._loop.run(self._desk.write_down(step, numbers))
-
-
-class LateDesk:
-    """A StepDesk to build a trainer with before there is one; what it is `given` is asked in its place. Raises EdgeError before that."""
+    """A StepDesk whose work happens on a loop of its own. A trainer is built with it before the desk is open; EdgeError until then."""
 
     def __init__(self) -> None:
-        self._given: StepDesk | None = None
+        self._given: tuple[Desk, LoopThread] | None = None
 
-    def give(self, desk: StepDesk) -> None:
-        """From now on, this one is asked."""
-        self._given = desk
+    def give(self, desk: Desk, loop: LoopThread) -> None:
+        """From now on, this one is asked, on its loop."""
+        self._given = desk, loop
 
     def open(self, step: int) -> float:
         """See StepDesk."""
-        return self._desk.open(step)
+        desk, loop = self._opened
+        return loop.run(desk.open(step))
 
     def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
         """See StepDesk."""
-        return self._desk.verdicts(step, completions)
+        desk, loop = self._opened
+        return loop.run(desk.verdicts(step, completions))
 
     def close(self, step: int) -> None:
         """See StepDesk."""
-        self._desk.close(step)
+        desk, loop = self._opened
+        loop.run(desk.close(step))
 
     def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         """See StepDesk."""
-        self._desk.write_down(step, numbers)
+        desk, loop = self._opened
+        loop.run(desk.write_down(step, numbers))
 
     @property
-    def _desk(self) -> StepDesk:
+    def _opened(self) -> tuple[Desk, LoopThread]:
         if self._given is None:
             raise EdgeError("no coordinator is open in this process")
         return self._given

@@ -1,7 +1,4 @@
-"""TRL's completions as the responses of prompt groups. Knows token ids, ends and step limits; knows nothing of rewards.
-
-TRL has sampled when its reward functions are called, so the rollout that scores them gets an engine that hands out what is there.
-"""
+"""TRL's completions as responses of the agent: token ids, ends and step limits."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.core.rng import derive_seed
-from edge.core.types import FinishReason, LocalResponse, Message, PromptGroup, Sampling
-from edge.core.worker import Priority
+from edge.core.types import FinishReason, LocalResponse
 from edge.inference.decisions import opens_step
 
 
@@ -55,25 +50,3 @@ def as_response(completion: Completion, max_steps: int) -> LocalResponse:
         finish = FinishReason.STEP_LIMIT
     silent = (0.0,) * len(completion.token_ids)
     return LocalResponse(completion.text, completion.token_ids, silent, finish)
-
-
-class SampledAlready:
-    """The part of an inference backend that a rollout uses: prompt groups. A group is found by the seeds that would have drawn it."""
-
-    def __init__(self, seed: int, step: int, groups: Sequence[Sequence[LocalResponse]]) -> None:
-        self._groups = {_group_seed(seed, step, index): tuple(group) for index, group in enumerate(groups)}
-
-    async def sample_group(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        priority: Priority = Priority.ROLLOUT,
-    ) -> PromptGroup:
-        """The group that was sampled for these seeds."""
-        return PromptGroup((), self._groups[seeds[0]])
-
-
-def _group_seed(seed: int, step: int, index: int) -> int:
-    """The first seed of a group, as edge.learning.rollout draws it."""
-    return derive_seed(seed, "rollout", step, index, 0)

@@ -18,11 +18,12 @@ from edge.core.events import EventSink, FanOutSink
 from edge.core.install import install_extra
 from edge.core.types import AdapterRef, TaskItem
 from edge.evaluation.judging import RolloutSettings
+from tools.integrations.loop_thread import LoopThread
+from tools.integrations.scoring import scorer_of
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, LateDesk, StepDesk
+from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, StepDesk
 from tools.integrations.trl.folder import HeldFolder, open_state
-from tools.integrations.trl.loop_thread import LoopThread
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
 from tools.integrations.trl.trainer import wait_s
@@ -149,7 +150,7 @@ class _MainProcess:
 
     def __init__(self, resolved: Resolved[TrlConfig], stream: TextIO, stack: ExitStack) -> None:
         """What is opened is closed with the stack."""
-        self.desk = LateDesk()
+        self.desk = BlockingDesk()
         self._resolved, self._stream, self._stack = resolved, stream, stack
         self._folder: HeldFolder | None = None
         self._main: MainDesk | None = None
@@ -165,7 +166,7 @@ class _MainProcess:
         with self._folder.beginning(own) as start:
             self._stream.writelines(f"{line}\n" for line in start.told)
             self._main = self._stack.enter_context(_main_desk(self._resolved, prepared, self._stream))
-        self.desk.give(self._main.steps)
+        self.desk.give(self._main.desk, self._main.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
 
     def watch(self, train: Callable[[], None]) -> dict[str, Any]:
@@ -180,13 +181,12 @@ class MainDesk:
     """The main process's desk with all that stands behind it: state folder, coordinator, run folder."""
 
     def __init__(self, loop: LoopThread, desk: Desk, folder: Any, state: Any, clock: Clock, config: TrlConfig) -> None:
-        self._loop, self._desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
-        self.steps: StepDesk = BlockingDesk(desk, loop)
+        self.loop, self.desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
 
     def train(self, train: Callable[[], None]) -> dict[str, Any]:
         """Train to the end and write the summary; what steps were made is summed up, too, when training is interrupted."""
         began = self._clock.monotonic()
-        self._loop.run(self._desk.begin(self._config.model))
+        self.loop.run(self.desk.begin(self._config.model))
         try:
             train()
         except BaseException:
@@ -197,7 +197,7 @@ class MainDesk:
         return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
 
     def _finish(self, reason: Any, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
-        finished = self._loop.run(self._desk.finish(reason, seconds, 0 if adapter is None else adapter.version))
+        finished = self.loop.run(self.desk.finish(reason, seconds, 0 if adapter is None else adapter.version))
         summary: dict[str, Any] = self._folder.finish(self._state.steps(), finished, adapter)
         return summary
 
@@ -240,15 +240,11 @@ async def _open_desk(
     """The desk over a real coordinator, made on the loop that it lives on."""
     from edge.app import (
         build_embedded,
-        build_policy,
         build_registry,
-        build_verifier,
         coordinator_address,
         egress_client,
-        switched_off,
     )
     from edge.cloud.client import WatchedClient
-    from edge.cloud.group_calls import GroupCalls
     from edge.learning.step_reporter import StepReporter
 
     agent = config.agent
@@ -260,18 +256,10 @@ async def _open_desk(
     plain = egress_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
     stack.push_async_callback(plain.aclose)
     client = WatchedClient(plain, sink, clock)
-    off = switched_off(agent)
-    roles = DeskRoles(
-        state=state,
-        reporter=StepReporter(client, state, sink, clock, agent.learning.dual_init),
-        cloud=GroupCalls(client, agent.coordinator.call_deadline_s, lambda: off),
-        verifier=build_verifier(agent),
-        policy=build_policy(agent),
-        sink=sink,
-        clock=clock,
-    )
+    scorer = scorer_of(agent, client, clock, _rollout_settings(config, prepared, state.run_id, registry))
+    reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
     phases = [phase.steps or 0 for phase in agent.phases]
-    return Desk(roles, prepared.plan.steps, _rollout_settings(config, prepared, state.run_id, registry), phases)
+    return Desk(DeskRoles(state, reporter, scorer, sink, clock), prepared.plan.steps, phases)
 
 
 def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:

@@ -1,5 +1,4 @@
-"""verl's reward manager for DA-GRPO: text of a response in, r and its outcome out. Knows verl's batch of one; the judging is in
-`judge`.
+"""verl's reward manager for DA-GRPO: text of a response in, r and its outcome out.
 
 Runs in verl's reward workers, several processes of which any may get any response of a group. Load it with `reward.reward_manager:
 {source: importlib, name: DagrpoRewardManager, module: {path: pkg://tools.integrations.verl.reward}}`.
@@ -13,13 +12,11 @@ from typing import Any
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from edge.app.coordinator import build_client
-from edge.app.judging import build_verifier
-from edge.app.settings import switched_off
-from edge.cloud.group_calls import GroupCalls
 from edge.core.clock import SystemClock
 from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
-from tools.integrations.verl.judge import OUTSIDE_TRAINING, ResponseJudge
+from tools.integrations.scoring import Scorer, scorer_of
+from tools.integrations.verl.judge import OUTSIDE_TRAINING, score_one
 from tools.integrations.verl.outcomes import as_info
 from tools.integrations.verl.rows import item_of
 from tools.integrations.verl.settings import DagrpoSettings
@@ -41,7 +38,7 @@ class DagrpoRewardManager(RewardManagerBase):  # type: ignore[misc]
         self._settings = DagrpoSettings.of(config)
         self._agent = self._settings.agent_config()
         self._client = client
-        self._judge: ResponseJudge | None = None
+        self._scorer: Scorer | None = None
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """verl's answer for one response: `reward_score` is r, `reward_extra_info` the rest."""
@@ -56,17 +53,15 @@ class DagrpoRewardManager(RewardManagerBase):  # type: ignore[misc]
     async def _score(self, item: Any, text: str, cut: bool, step: int | None, settings: DagrpoSettings) -> ScoredResponse:
         may_ask = settings.validate_with_cloud if step is None else step != OFFLINE
         task_step = OUTSIDE_TRAINING if step is None else step
-        return await self._judging().score(item, text, cut=cut, task=settings.task, task_step=task_step, ask_cloud=may_ask)
+        return await score_one(self._open(), item, text, cut=cut, task=settings.task, task_step=task_step, ask_cloud=may_ask)
 
-    def _judging(self) -> ResponseJudge:
+    def _open(self) -> Scorer:
         """Made at first use, because the client belongs to the event loop that is running then."""
-        if self._judge is None:
+        if self._scorer is None:
             agent, settings = self._agent, self._settings
             client = self._client or build_client(agent, str(agent.coordinator.address), settings.run_id)
-            off = switched_off(agent)
-            desk = GroupCalls(client, agent.coordinator.call_deadline_s, lambda: off)
-            self._judge = ResponseJudge(desk, build_verifier(agent), SystemClock(), settings.rollout_settings(agent))
-        return self._judge
+            self._scorer = scorer_of(agent, client, SystemClock(), settings.rollout_settings(agent))
+        return self._scorer
 
     def _text(self, row: Any) -> tuple[str, bool]:
         """The response without special tokens, and whether it was cut at the limit of tokens."""

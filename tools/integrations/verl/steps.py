@@ -8,11 +8,9 @@ what verl makes again is a step of its own. λ never goes back: it is the price 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import cast
 
 from edge import __version__
 from edge.core.clock import Clock
@@ -23,35 +21,11 @@ from edge.rpc.client import CoordinatorClient, StepUnits
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Report
+from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.settings import DagrpoSettings
 from tools.integrations.verl.state import RunState
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class LoopThread:
-    """An event loop on a thread of its own, for a caller that has none: connections and tokens stay alive between two calls."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dagrpo-coordinator", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; raises what it raises."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs coroutines."""
-        return not self._loop.is_closed()
-
-    def close(self) -> None:
-        """Stop the loop."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class LogSink:
@@ -124,7 +98,7 @@ class TrainingSteps:
 
     def shut(self) -> None:
         """Close the connection. Safe to call twice."""
-        if self._thread.is_alive:
+        if self._thread.is_open:
             self._thread.run(self._client.aclose())
             self._thread.close()
 

@@ -1,6 +1,6 @@
-"""One thread with an event loop, for code that is not asynchronous. Knows when it begins and ends; knows nothing of what runs on it.
+"""One thread with an event loop, for trainers that are not asynchronous.
 
-A gRPC connection belongs to one event loop, and what watches an embedded coordinator runs beside the trainer, which knows no loop.
+A gRPC connection belongs to one event loop, so connections and tokens stay alive between two calls.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still runs coroutines."""
+        return not self._loop.is_closed()
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Safe to call twice."""
