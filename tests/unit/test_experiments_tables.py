@@ -271,18 +271,18 @@ def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_besi
     findings = _small_world(tmp_path, (0, 1, 2))
     rows = _by_name(equal_rates(findings, 1))
     # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
-    assert rows[BARE_DIAL.told]["@ 30 %"].startswith("50.0 ")
-    assert rows[DA_GRPO.told]["@ 30 %"].startswith("80.0 ")
+    assert rows[BARE_DIAL.label]["@ 30 %"].startswith("50.0 ")
+    assert rows[DA_GRPO.label]["@ 30 %"].startswith("80.0 ")
     assert rows["oracle over DA-GRPO"]["@ 30 %"] == "80.0"
     assert rows["GAPG"]["@ 30 %"] == MISSING
-    against = _by_name(pooled_differences(findings))[BARE_DIAL.told]
+    against = _by_name(pooled_differences(findings))[BARE_DIAL.label]
     assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
 
 
 def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
-    against = _by_name(pooled_differences(_small_world(tmp_path / "small", (0,))))[BARE_DIAL.told]["during"]
+    against = _by_name(pooled_differences(_small_world(tmp_path / "small", (0,))))[BARE_DIAL.label]["during"]
     assert against.startswith("+30.0 ") and "*" not in against
-    against = _by_name(one_threshold_table(_wide_world(tmp_path / "wide", (0,))))[BARE_DIAL.told]["DA-GRPO minus it, one phase"]
+    against = _by_name(one_threshold_table(_wide_world(tmp_path / "wide", (0,))))[BARE_DIAL.label]["DA-GRPO minus it, one phase"]
     assert against.startswith("+25.0 ") and "*" not in against
 
 
@@ -297,7 +297,7 @@ def test_an_interval_that_holds_nothing_has_no_star() -> None:
 
 @pytest.mark.parametrize(("post", "lost"), [(_WRONG_FIRST, "+0.0 "), (_RIGHT_FIRST, "+30.0 ")])
 def test_what_is_forgotten_at_equal_rate_is_what_the_second_phase_cost(tmp_path: Path, post: list[float], lost: str) -> None:
-    (row,) = [row for row in forgotten(_small_world(tmp_path, (0, 1, 2), post)).rows if row[1] == DA_GRPO.told]
+    (row,) = [row for row in forgotten(_small_world(tmp_path, (0, 1, 2), post)).rows if row[1] == DA_GRPO.label]
     assert row[2] == "3" and all(cell.startswith(lost) for cell in row[3:])
 
 
@@ -305,18 +305,18 @@ def test_one_threshold_may_give_a_family_more_of_the_calls_than_another(tmp_path
     findings = _wide_world(tmp_path)
     rows = {row[1]: row for row in one_threshold_table(findings).rows}
     # 30 % of 160 items are 48: all 40 of arith where they rank first; where they rank last, none
-    assert rows[DA_GRPO.told][2:5] == ("3", "100.0 ± 0.0", "100.0 ± 0.0")
-    assert all(cell.startswith("75.0 ") for cell in rows[BARE_DIAL.told][3:5])
-    assert all(cell.startswith("+25.0 ") and cell.endswith(" *") for cell in rows[BARE_DIAL.told][5:])
+    assert rows[DA_GRPO.label][2:5] == ("3", "100.0 ± 0.0", "100.0 ± 0.0")
+    assert all(cell.startswith("75.0 ") for cell in rows[BARE_DIAL.label][3:5])
+    assert all(cell.startswith("+25.0 ") and cell.endswith(" *") for cell in rows[BARE_DIAL.label][5:])
     assert rows["GAPG"][3:] == (MISSING,) * 4
-    assert _by_name(equal_rates(findings, 1))[DA_GRPO.told]["@ 30 %"].startswith("82.5 ")
+    assert _by_name(equal_rates(findings, 1))[DA_GRPO.label]["@ 30 %"].startswith("82.5 ")
 
 
 def test_the_primary_comparison_takes_the_best_other_of_each_slm_and_waits_for_all_of_them(tmp_path: Path) -> None:
     findings = _findings("table", tmp_path)
     table = primary(findings)
     assert [row[0] for row in table.rows] == [*findings.spec.models, "all"]
-    means = {row.told: pooled(row.parts(findings, "nano-edge", 1), row.held_to(0.3), accuracy) for row in RIVALS}
+    means = {row.label: pooled(row.parts(findings, "nano-edge", 1), row.held_to(0.3), accuracy) for row in RIVALS}
     assert table.rows[0][1] == max(means, key=lambda name: means[name].mean if means[name] else 0.0)
     leads = [float(row[4].split()[0]) for row in table.rows]
     assert leads[2] == pytest.approx((leads[0] + leads[1]) / 2, abs=0.1)

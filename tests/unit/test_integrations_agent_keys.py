@@ -180,10 +180,3 @@ def test_the_readme_names_every_key_of_learning(refused):
     page = (HERE / ("README.md" if refused is REFUSED_BY_TRL else "verl/README.md")).read_text()
     named = set(re.findall(r"`(?:learning\.)?([a-z_]+)`", page))
     assert set(LearningConfig.model_fields) <= named
-
-
-def test_the_readmes_commands_all_use_the_environment_that_make_sets_up():
-    blocks = (HERE / "README.md").read_text().split("```")[1::2]
-    commands = [line for block in blocks for line in block.strip().splitlines() if not line.startswith(" ")]
-    assert len(commands) == 6
-    assert all(line.startswith(".venv/bin/") for line in commands)

@@ -133,22 +133,25 @@ def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    "change",
     [
-        ({"target": 0.3}, "dagrpo.target: unknown key"),
-        ({"task": ""}, "dagrpo.task must be a text"),
-        ({"target_rate": 1.5}, r"dagrpo.target_rate must lie in \[0, 1\]"),
-        ({"target_rate": None}, "dagrpo.target_rate must be a finite number"),
-        ({"agent": "coordinator.address=a"}, "dagrpo.agent must be a section"),
-        ({"agent_file": 3}, "dagrpo.agent_file must be a text, not 3"),
-        ({"validate_with_cloud": "no"}, "dagrpo.validate_with_cloud must be true or false, not 'no'"),
-        ({"validate_with_cloud": 0}, "dagrpo.validate_with_cloud must be true or false, not 0"),
+        {"target": 0.3},
+        {"task": ""},
+        {"target_rate": 1.5},
+        {"target_rate": None},
+        {"target_rate": True},
+        {"agent": "coordinator.address=a"},
+        {"agent_file": 3},
+        {"validate_with_cloud": "no"},
+        {"validate_with_cloud": 0},
     ],
+    ids=str,
 )
-def test_a_section_that_cannot_be_meant_is_refused_in_one_line(launch, change, line):
+def test_a_section_that_cannot_be_meant_is_refused_by_its_key(launch, change):
     launch["dagrpo"] |= change
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError, match=rf"^dagrpo\.{next(iter(change))}: ") as refusal:
         DagrpoSettings.of(launch)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_configuration_without_the_section_says_where_to_start(launch):

@@ -1,4 +1,4 @@
-"""Cells: the runs that experiments are made of. Knows how a specification becomes cells and when two cells are one; runs nothing.
+"""Cells: the runs that experiments are made of, how a specification becomes cells, and when two cells are one.
 
 A cell is one complete configuration with its phases, seed and evaluation. Settings that say what the agent does anyway are left out, so
 that equal cells of several experiments have the same key and are run once.

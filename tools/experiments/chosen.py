@@ -30,11 +30,11 @@ def read_chosen(path: Path = CHOSEN_FILE) -> ChosenRewards:
     try:
         return _Chosen.model_validate_json(path.read_bytes()).chosen
     except ValidationError as error:
-        told = first_of(error)
+        wrong = first_of(error)
     except OSError as error:
-        told = str(error.strerror)
+        wrong = str(error.strerror)
     raise ConfigError(
-        f"{path}: no chosen assistance rewards ({told})", hint="run the grid search again, or name another --chosen"
+        f"{path}: no chosen assistance rewards ({wrong})", hint="run the grid search again, or name another --chosen"
     )
 
 

@@ -68,7 +68,7 @@ class Contestant:
     """One row: whose runs it reads (None: the model before it learns), who decides, and what is ranked to hold it to a rate."""
 
     name: str
-    told: str
+    label: str
     runs_of: str | None
     rule: Rule
     ranked_by: Literal["help", "router", "chance"] = "help"

@@ -168,7 +168,7 @@ def _curves(figure: Any, findings: Findings) -> None:
     for axis, model in zip(axes, findings.spec.models, strict=True):
         for row in HELD:
             if row is not BARE_RANDOM:
-                _curve(axis, findings, model, row, _METHOD_COLOURS[row.told])
+                _curve(axis, findings, model, row, _METHOD_COLOURS[row.label])
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
         axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
@@ -185,7 +185,7 @@ def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: s
         return
     xs, ys = zip(*known, strict=True)
     style = {"chance": ":", "router": "-."}.get(row.ranked_by, "-" if row in PAPER else "--")
-    axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=row.told)
+    axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=row.label)
     if row in PAPER and (point := _mean_rule(findings, model, row, row.rule)) is not None:
         axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
 
@@ -220,7 +220,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
             ]
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
-            _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.told], row.told, "", hundred=True)
+            _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.label], row.label, "", hundred=True)
         axis.axhline(0.0, color=_GREY, linewidth=0.8)
         axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
         axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])

@@ -1,4 +1,4 @@
-"""The results of one experiment, found by their place in its grid. Knows grids and results; knows nothing of what is made of them."""
+"""The results of one experiment, found by their place in its grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.experiments.measures import Look, Rule, ranks, side_by_side
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
-from tools.experiments.tables import told_seeds
+from tools.experiments.tables import seeds_text
 
 Pairs = Sequence[tuple[Look, Look]]
 
@@ -29,9 +29,9 @@ class Runs:
     """There is one run, and it stands for every seed: what is drawn without learning at T = 0 does not hang on it."""
 
     @property
-    def told(self) -> str:
+    def seeds(self) -> str:
         """Its column of seeds."""
-        return "-" if self.every_seed else told_seeds([len(self.results)], self.wanted)
+        return "-" if self.every_seed else seeds_text([len(self.results)], self.wanted)
 
     def mean(self, value: Any) -> Estimate | None:
         """Mean over seeds of a number of each run; None where there is no run, or a run without the number."""
@@ -60,13 +60,13 @@ class Part(NamedTuple):
 def seeds_of(parts: Sequence[Part]) -> str:
     """The column of seeds of a row that reads several runs: - where all of them stand for every seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
-    return told_seeds([len(runs.results) for runs in own], own[0].wanted) if own else "-"
+    return seeds_text([len(runs.results) for runs in own], own[0].wanted) if own else "-"
 
 
 def common_seeds_of(parts: Sequence[Part]) -> str:
     """The column of seeds of a row that pools several looks: how many seeds have them all; - where all of them stand for every seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
-    return told_seeds([len(by_common_seed(parts))], own[0].wanted) if own else "-"
+    return seeds_text([len(by_common_seed(parts))], own[0].wanted) if own else "-"
 
 
 def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:

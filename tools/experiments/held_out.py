@@ -1,7 +1,7 @@
-"""What a cell's adapter makes of held-out items. Knows which answers are kept and in which form; knows nothing of steps or experiments.
+"""What a cell's adapter makes of held-out items: which answers are kept, and in which form.
 
 Each item is answered by the model's own decision and with asking made impossible, at T = 0; the cloud's answers to the items are asked once
-for all cells and lie in one recording. A source that is done is a file, so that an interrupted look goes on with the next one.
+for all cells and lie in one recording. A source that is done is a file, so that an interrupted evaluation goes on with the next one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Router(Protocol):
         ...
 
 
-class Onlooker:
+class Observer:
     """Implements `OffloadPolicy` as another one, and writes down what a router would have said of each response."""
 
     def __init__(self, decides: OffloadPolicy, router: Router) -> None:
@@ -63,21 +63,23 @@ class Onlooker:
 
 @dataclass(frozen=True, slots=True)
 class Examiner:
-    """Looks at held-out items with the engine of an open agent. `recording`: the cloud's answers, shared by all cells."""
+    """Evaluates held-out items with the engine of an open agent. `recording`: the cloud's answers, shared by all cells."""
 
     agent: Agent
     config: AgentConfig
     recording: Path
     clock: Clock
 
-    async def look(self, evaluate: Evaluate, folder: Path, router: Router | None, told: Callable[[str, int, int], None]) -> None:
-        """Write `NAME.json` for each place that has none yet. `told` is told its name, items done and items."""
+    async def evaluate(
+        self, evaluate: Evaluate, folder: Path, router: Router | None, on_item: Callable[[str, int, int], None]
+    ) -> None:
+        """Write `NAME.json` for each place that has none yet. `on_item` gets its name, items done and items."""
         for name, source, price in evaluate.places:
             file = folder / f"{name.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
-            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, told)
+            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, on_item)
             write_whole(file, json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}))
 
     async def _answers(
@@ -86,18 +88,18 @@ class Examiner:
         items: Sequence[TaskItem],
         price: float | None,
         router: Router | None,
-        told: Callable[[str, int, int], None],
+        on_item: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         parts, backend = self.agent.components, self.agent.adapter.backend
         settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
         settings = replace(settings, temperature=0.0, price=settings.price if price is None else price)
-        policy = parts.policy if router is None else Onlooker(parts.policy, router)
+        policy = parts.policy if router is None else Observer(parts.policy, router)
         candidates, done = candidates_of((item, 1.0) for item in items), 0
 
         def count(*_: object) -> None:
             nonlocal done
             done += 1
-            told(source, done, len(candidates))
+            on_item(source, done, len(candidates))
 
         roles = EvalRoles(backend, build_verifier(self.config), policy, await self._cloud(settings, items))
         evaluation = Evaluation(roles, settings, cloud_all=True)
@@ -105,7 +107,7 @@ class Examiner:
         by_key = {one.candidate.key: one.judged for one in judged}
         keys = [Candidate(item).key for item in items]
         _require_answered(source, list(by_key.values()))
-        known = [policy.probabilities.get(key) for key in keys] if isinstance(policy, Onlooker) else None
+        known = [policy.probabilities.get(key) for key in keys] if isinstance(policy, Observer) else None
         return {"source": source, **packed([by_key[key] for key in keys], known)}
 
     async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:

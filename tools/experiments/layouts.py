@@ -17,7 +17,7 @@ from tools.experiments.measures import Look, Rule, accuracy, difference, kept_ac
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
 from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, percent, plain, shown, signed, told, with_half
+from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, shown, signed, with_half
 
 END_STEPS = 50
 BAND = 0.05
@@ -84,12 +84,12 @@ def settled_after(result: Result, phase: int) -> int | None:
 
 
 def _number(value: Callable[[Result], float]) -> Callable[[Runs], str]:
-    return lambda runs: told(runs.mean(value), plain)
+    return lambda runs: or_missing(runs.mean(value), plain)
 
 
 def _dual(value: Callable[[Result], float]) -> Callable[[Runs], str]:
     """Of a method that has a price; the others' λ moves nothing."""
-    return lambda runs: "-" if any(one.cell.method != "da-grpo" for one in runs.results) else told(runs.mean(value), plain)
+    return lambda runs: "-" if any(one.cell.method != "da-grpo" for one in runs.results) else or_missing(runs.mean(value), plain)
 
 
 def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bool = True) -> Callable[[Runs], str]:
@@ -109,7 +109,7 @@ def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bo
     return cell
 
 
-_SEEDS: tuple[str, Callable[[Runs], str]] = ("seeds", lambda runs: runs.told)
+_SEEDS: tuple[str, Callable[[Runs], str]] = ("seeds", lambda runs: runs.seeds)
 _TRAINING_END: Columns = (
     ("end rate", _number(end_of("assist"))),
     ("end λ", _dual(end_of("dual"))),
@@ -210,7 +210,7 @@ def _levels(findings: Findings, model: str, way: str) -> Iterator[tuple[str, ...
     for name, phases in findings.spec.phases.items():
         runs = findings.runs(model, method=way, phases=name)
         for number, phase in enumerate(phases):
-            where = (model, way, name, str(number + 1), f"{phase.target_rate:g}", runs.told)
+            where = (model, way, name, str(number + 1), f"{phase.target_rate:g}", runs.seeds)
             if not runs.results:
                 yield (*where, *(MISSING,) * 5)
                 continue
@@ -251,7 +251,7 @@ def assist_tables(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
 
     def cell(found: Estimate | None, is_chosen: bool, target: float) -> str:
         if found is None or not is_chosen:
-            return told(found, plain)
+            return or_missing(found, plain)
         misses = f" ({found.mean - target:+.2f})" if abs(found.mean - target) > BAND else ""
         return f"{plain(found)} *{misses}"
 
@@ -295,7 +295,7 @@ def _dial_table(findings: Findings, usual: str) -> Table:
                 if name != usual:
                     retrained, dialled = findings.runs(model, phases=name), findings.runs(model, phases=usual)
                     parts = (Part(retrained, source, len(phases)), Part(dialled, source, len(phases)))
-                    where = (model, source.removeprefix("practice:"), f"{phases[-1].target_rate:g}", retrained.told)
+                    where = (model, source.removeprefix("practice:"), f"{phases[-1].target_rate:g}", retrained.seeds)
                     rows.append((*where, *_retrained_and_dialled(*parts)))
     note = (
         "Joint accuracy @ the share that the cloud answers, held out, T = 0; the dial is on the adapter of "
@@ -319,7 +319,7 @@ def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, st
 
     own = at(pooled([retrained], own_decision, accuracy), pooled([retrained], own_decision, rate))
     turned = at(both(second(accuracy)), both(second(rate)))
-    return (own, turned, told(both(difference(accuracy)), signed))
+    return (own, turned, or_missing(both(difference(accuracy)), signed))
 
 
 def price_tables(findings: Findings) -> list[Table]:
@@ -334,8 +334,8 @@ def price_tables(findings: Findings) -> list[Table]:
                 runs = findings.runs(model, way, name)
                 for price in spec.evaluate.prices:
                     parts = [Part(runs, priced(source, price), len(phases)) for source in spec.evaluate.sources]
-                    found = (told(pooled(parts, rule, statistic)) for _, rule, statistic in columns)
-                    rows.append((model, way, name, f"{price:g}", runs.told, *found))
+                    found = (or_missing(pooled(parts, rule, statistic)) for _, rule, statistic in columns)
+                    rows.append((model, way, name, f"{price:g}", runs.seeds, *found))
     header = ("SLM", "method", "phases", "price told", "seeds", *(f"{name}, %" for name, _, _ in columns))
     return [Table("One adapter at several prices, held out, T = 0", header, tuple(rows))]
 
@@ -350,7 +350,7 @@ def over_steps_tables(findings: Findings) -> list[Table]:
             for source in spec.evaluate.sources:
                 curve = dict(forced_over_steps(findings, model, name, source))
                 at = (percent(curve[step]) if step in curve else MISSING for step in (0, *steps))
-                rows.append((model, name, source.removeprefix("practice:"), findings.runs(model, phases=name).told, *at))
+                rows.append((model, name, source.removeprefix("practice:"), findings.runs(model, phases=name).seeds, *at))
     header = ("SLM", "learns", "asked", "seeds", *(f"step {step}" for step in (0, *steps)))
     return [Table("Forced local accuracy while learning, in percent, T = 0", header, tuple(rows))]
 

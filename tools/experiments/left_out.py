@@ -1,4 +1,4 @@
-"""The sums of a look, whole and with each group of its items left out, the rule applied anew. Knows looks and rules, not seeds.
+"""The sums of a look, whole and with each group of its items left out, the rule applied anew.
 
 What ranks items is worth something only together: without an item another one takes its place at the threshold. So an interval of it comes
 from leaving out groups, which are by lot, the same in every look of as many items.

@@ -60,7 +60,7 @@ from tools.experiments.measures import (
 )
 from tools.experiments.result import Result
 from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, percent, plain, signed, told, told_seeds, with_half
+from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, seeds_text, signed, with_half
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _SHARE = percent(TARGET, 0)
@@ -100,7 +100,7 @@ def _rows(
     findings: Findings, contestants: Sequence[Contestant], cells: Callable[[str, Contestant], Iterable[str]]
 ) -> tuple[tuple[str, ...], ...]:
     """A row for each SLM and contestant."""
-    return tuple((model, row.told, *cells(model, row)) for model in findings.spec.models for row in contestants)
+    return tuple((model, row.label, *cells(model, row)) for model in findings.spec.models for row in contestants)
 
 
 # -- the paper's tables ----------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
             yield _read(during, read, row)
             if row.learns:
                 yield _read(post, read, row)
-                yield told(during.runs.across(family.source, (FIRST, SECOND), read.rule(row), forgetting(read.value)))
+                yield or_missing(during.runs.across(family.source, (FIRST, SECOND), read.rule(row), forgetting(read.value)))
             else:
                 yield from ("-", "-")
         if published and quoted:
@@ -210,14 +210,14 @@ def summary_table(findings: Findings) -> Table:
         during, post = (row.parts(findings, model, phase) for phase in _PHASES)
         held = (EDGE_ONLY_DIAL if row is EDGE_ONLY else row).held_to(TARGET)  # edge tuning alone cannot choose whom to send
         if not row.learns:
-            return ("-", at_own_rate(during, row.rule), "-", "-", told(pooled(during, held, accuracy)), "-")
+            return ("-", at_own_rate(during, row.rule), "-", "-", or_missing(pooled(during, held, accuracy)), "-")
         return (
             common_seeds_of(during),
             at_own_rate(during, row.rule),
             at_own_rate(post, row.rule),
-            told(compared(during, post, (row.rule, row.rule), forgetting(accuracy))),
-            told(pooled(during, held, accuracy)),
-            told(pooled(post, held, accuracy)),
+            or_missing(compared(during, post, (row.rule, row.rule), forgetting(accuracy))),
+            or_missing(pooled(during, held, accuracy)),
+            or_missing(pooled(post, held, accuracy)),
         )
 
     at = f"at {_SHARE} % cloud"
@@ -244,12 +244,12 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     for model in findings.spec.models:
         for row in HELD:
             parts = row.parts(findings, model, phase)
-            at = (told(pooled(parts, row.held_to(share), accuracy)) for share in EQUAL_RATES)
-            rows.append((model, row.told, common_seeds_of(parts), *at))
+            at = (or_missing(pooled(parts, row.held_to(share), accuracy)) for share in EQUAL_RATES)
+            rows.append((model, row.label, common_seeds_of(parts), *at))
         for row in (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO):
             parts = row.parts(findings, model, phase)
             at = (_bound(parts, share) for share in EQUAL_RATES)
-            rows.append((model, f"oracle over {row.told}", common_seeds_of(parts), *at))
+            rows.append((model, f"oracle over {row.label}", common_seeds_of(parts), *at))
     when = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}[phase]
     return Table(
         f"Joint accuracy at equal realised rate, in percent: mean of the four families {when}",
@@ -287,7 +287,7 @@ def differences(findings: Findings) -> Table:
         yield _seeds_of_both(findings, model, other)
         for place in _PLACES:
             mine, theirs = ([row.part(findings, model, *place)] for row in (DA_GRPO, other))
-            yield told(minus(mine, theirs, DA_GRPO, other), signed)
+            yield or_missing(minus(mine, theirs, DA_GRPO, other), signed)
 
     return Table(
         f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)",
@@ -302,7 +302,7 @@ def pooled_differences(findings: Findings) -> Table:
 
     def cells(model: str, other: Contestant) -> Iterator[str]:
         yield _seeds_of_both(findings, model, other)
-        yield from (told(_lead(findings, model, other, phase), signed) for phase in _PHASES)
+        yield from (or_missing(_lead(findings, model, other, phase), signed) for phase in _PHASES)
 
     return Table(
         f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points",
@@ -319,7 +319,7 @@ def forgotten(findings: Findings) -> Table:
         during, post = (row.parts(findings, model, phase) for phase in _PHASES)
         yield common_seeds_of([*during, *post])
         for before, after in (*(([one], [other]) for one, other in zip(during, post, strict=True)), (during, post)):
-            yield told(minus(before, after, row, row), signed)
+            yield or_missing(minus(before, after, row, row), signed)
 
     return Table(
         f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points",
@@ -335,26 +335,26 @@ def primary(findings: Findings) -> Table:
     best = {model: one for model in models if (one := _best_rival(findings, model)) is not None}
 
     def held(row: Contestant, model: str) -> str:
-        return told(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy))
+        return or_missing(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy))
 
     rows = [
         (
             model,
-            best[model].told if model in best else MISSING,
+            best[model].label if model in best else MISSING,
             held(DA_GRPO, model),
             held(best[model], model) if model in best else MISSING,
-            told(_lead(findings, model, best[model], FIRST), signed) if model in best else MISSING,
+            or_missing(_lead(findings, model, best[model], FIRST), signed) if model in best else MISSING,
         )
         for model in models
     ]
-    rows.append(("all", "", "", "", told(_lead_over(findings, best), signed) if len(best) == len(models) else MISSING))
+    rows.append(("all", "", "", "", or_missing(_lead_over(findings, best), signed) if len(best) == len(models) else MISSING))
     return Table(
         f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of the four families, in percent",
         ("SLM", "best other", "DA-GRPO", "best other's", "DA-GRPO minus it"),
         tuple(rows),
         (
             "Set down before the first cell was run. The best other is, for each SLM, the one with the highest mean of: "
-            f"{', '.join(row.told for row in RIVALS)}. ± is a 95 % interval over seeds and items, not widened for the choice of "
+            f"{', '.join(row.label for row in RIVALS)}. ± is a 95 % interval over seeds and items, not widened for the choice of "
             "the best, which favours the others. " + _STAR,
         ),
     )
@@ -416,8 +416,8 @@ def one_threshold_table(findings: Findings) -> Table:
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
         yield common_seeds_of(parts(model, row, FIRST))
-        yield from (told(right(model, row, phase)) for phase in _PHASES)
-        yield from ("" if row is DA_GRPO else told(lead(model, row, phase), signed) for phase in _PHASES)
+        yield from (or_missing(right(model, row, phase)) for phase in _PHASES)
+        yield from ("" if row is DA_GRPO else or_missing(lead(model, row, phase), signed) for phase in _PHASES)
 
     return Table(
         f"One threshold for all four families: joint accuracy with {_SHARE} % of all items sent, in percent",
@@ -441,7 +441,7 @@ def ability_table(findings: Findings) -> Table:
         yield common_seeds_of(row.parts(findings, model, FIRST))
         for families, phase in (*(([family], phase) for family, phase in _PLACES), *((ALL_FAMILIES, phase) for phase in _PHASES)):
             after, before = ([one.part(findings, model, family, phase) for family in families] for one in (row, BARE))
-            yield told(compared(after, before, (never, never), difference(accuracy)), signed)
+            yield or_missing(compared(after, before, (never, never), difference(accuracy)), signed)
 
     return Table(
         "Forced local accuracy minus that before learning, in points: asking made impossible",
@@ -493,7 +493,7 @@ def kept_rates_table(findings: Findings) -> Table:
                 (
                     model,
                     NAMES.get(method, method),
-                    told_seeds([len(one.results) for one in runs.values()], len(spec.seeds)),
+                    seeds_text([len(one.results) for one in runs.values()], len(spec.seeds)),
                     *(f"{sum(found) / len(found):.3f}" if found else MISSING for found in ends),
                     f"{sum(off) / len(off):.3f}" if off else MISSING,
                     f"{sum(one <= BAND for one in off)} of {len(off)}" if off else MISSING,

@@ -1,5 +1,4 @@
-"""What is measured on held-out items: who answers which item under a rule, and what that is worth. Knows the verdicts of one look; knows
-nothing of seeds or tables.
+"""What is measured on held-out items: who answers which item under a rule, and what that is worth.
 
 A rule says of each item how likely it is that the cloud answers it. Random routing is not drawn: its share stands for itself, so that its
 accuracy is the expected one. Items that a threshold ties share what is left of the rate.

@@ -1,6 +1,6 @@
-"""Running one cell in this process: learn its phases with the product's own loop, look at held-out items in between, write the result.
+"""Running one cell in this process: learn its phases with the product's own loop, evaluate held-out items in between, write the result.
 
-Knows the order of things; knows nothing of other cells. Everything is kept in the cell's folder as it happens: `state` (the agent's own),
+Everything is kept in the cell's folder as it happens: `state` (the agent's own),
 `events.jsonl`, `looks/step-000100/SOURCE.json`, `adapters/step-000100`, `usage`; the same call goes on wherever it was cut.
 """
 
@@ -53,10 +53,10 @@ BEGUN_WITH = "begun-with.json"
 _ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("edge", "coordinator", "tools/experiments/*.py")
 DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
-def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambda line: None) -> int:
+def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = lambda line: None) -> int:
     """Run a cell to its end; DONE, STOPPED where a signal cut it, BUSY where another process is at it. Raises EdgeError."""
     folder = work / cell.key
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, tell: Tell = lambd
         require_same_run(folder, resolved.config)
         hold_to_beginning(folder / BEGUN_WITH, cell, resolved.config)
         with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
-            body = asyncio.run(_run(cell, resolved.config, run_folder, tell))
+            body = asyncio.run(_run(cell, resolved.config, run_folder, report))
     if body is None:
         return STOPPED
     write_result(result_file(cell, results), body)
@@ -90,8 +90,8 @@ def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
     except ValueError as error:
         raise EdgeError(f"{file}: cannot be read ({error})", hint=f"remove {file.parent} to begin anew") from error
     if (difference := changed(cell, begun)) is not None:
-        told = difference.replace("measured", "begun")
-        raise EdgeError(f"{cell.key}: {told}", hint=f"remove {file.parent} to begin anew")
+        begun_with = difference.replace("measured", "begun")
+        raise EdgeError(f"{cell.key}: {begun_with}", hint=f"remove {file.parent} to begin anew")
 
 
 def recording_of(config: AgentConfig) -> str:
@@ -99,13 +99,13 @@ def recording_of(config: AgentConfig) -> str:
     return f"held-out-answers-{cloud_of(config)}.jsonl"
 
 
-async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, tell: Tell) -> dict[str, Any] | None:
+async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, report: Report) -> dict[str, Any] | None:
     """The result, None where it was stopped."""
     clock, folder, stop = SystemClock(), run_folder.folder, Stop()
     async with build_agent(config, run_folder) as agent:
         meter = Meter(folder / "usage", clock, lambda: getattr(agent.components.coordinator, "pid", None))
         examiner = Examiner(agent, config, folder.parent / recording_of(config), clock)
-        looker = Looker(cell, config, agent, examiner, meter, folder, tell)
+        evaluator = Evaluator(cell, config, agent, examiner, meter, folder, report)
 
         def end() -> None:
             stop.ask()
@@ -113,10 +113,10 @@ async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, tell: Tel
 
         with stop_on_signals(end):
             if cell.phases:
-                finished = await agent.learn(between_steps=_watching_parent(looker.between_steps, end))
+                finished = await agent.learn(between_steps=_watching_parent(evaluator.between_steps, end))
                 done = finished.reason == "done"
             else:
-                await stop.cuts(looker.look(0, 0))
+                await stop.cuts(evaluator.evaluate(0, 0))
                 done = not stop.asked
         meter.note()
         return _body(cell, config, agent, folder) if done else None
@@ -135,8 +135,8 @@ def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Looker:
-    """Looks at held-out items when it is time to: after each phase and, if asked for, every so many steps."""
+class Evaluator:
+    """Evaluates held-out items when it is time to: after each phase and, if asked for, every so many steps."""
 
     cell: Cell
     config: AgentConfig
@@ -144,20 +144,20 @@ class Looker:
     examiner: Examiner
     meter: Meter
     folder: Path
-    tell: Tell
+    report: Report
 
     async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
         """`plan` is what comes next, None when all phases are done."""
         self.meter.note()
-        self.tell({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
+        self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
         phases_done = len(self.cell.phases) if plan is None else plan.phase
         boundary = steps_done > 0 and (plan is None or plan.phase_step == 1)
         every = self.cell.evaluate.every
         if boundary or (every and steps_done and steps_done % every == 0):
-            await self.look(steps_done, phases_done if boundary else None)
+            await self.evaluate(steps_done, phases_done if boundary else None)
 
-    async def look(self, steps_done: int, phases_done: int | None) -> None:
-        """Keep the adapter, train the router where one is wanted, and look at every source."""
+    async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
+        """Keep the adapter, train the router where one is wanted, and evaluate every source."""
         evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
         if not evaluate.items:
             return
@@ -167,11 +167,11 @@ class Looker:
         if self.cell.router and phases_done and adapter is not None:
             router = await self._router(phases_done, adapter, looks)
 
-        def told(source: str, done: int, of: int) -> None:
-            self.tell({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
+        def on_item(source: str, done: int, of: int) -> None:
+            self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
 
         write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
-        await self.examiner.look(evaluate, looks, router, told)
+        await self.examiner.evaluate(evaluate, looks, router, on_item)
         self.meter.note()
 
     def _keep_adapter(self, steps_done: int) -> Path | None:
@@ -192,14 +192,14 @@ class Looker:
 
         phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
         if not (looks / "router.json").is_file():
-            self.tell({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
+            self.report({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
             sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
             plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
             quality = await train_router(self.config, MemorySink(), plan, phase.target_rate, file)
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
-            told = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            write_whole(looks / "router.json", json.dumps(told))
+            fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
+            write_whole(looks / "router.json", json.dumps(fitted))
         return ThresholdRouter(file)
 
 
@@ -214,7 +214,7 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
         "key": cell.key,
         "cell": cell.to_json(),
         "commits": used.pop("commits"),
-        "machine": machine_told(machine_facts()),
+        "machine": machine_of(machine_facts()),
         "threads": {
             "engine": config.engine.threads,
             "torch": config.learning.torch_threads,
@@ -308,7 +308,7 @@ def commit_of(root: Path) -> str:
         return ""
 
 
-def machine_told(facts: MachineFacts) -> dict[str, Any]:
+def machine_of(facts: MachineFacts) -> dict[str, Any]:
     """Processor, cores and memory; no names of hosts or people."""
     return {"cpu": facts.chip or facts.board or facts.architecture, "cores": facts.cores, "memory_mib": facts.memory_mib}
 

@@ -105,13 +105,13 @@ class Phase(Section):
 
 
 class Evaluate(Section):
-    """What is looked at after each phase, at T = 0 and with the cloud's answer to every item."""
+    """What is evaluated after each phase, at T = 0 and with the cloud's answer to every item."""
 
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
     every: int | None = Field(None, ge=1, description="Also after each multiple of so many steps.")
     prices: tuple[Price, ...] = Field(
-        (), description="Prices of help that the prompts tell, a look at each (none: one look, as learning.stated_price says)."
+        (), description="Prices of help that the prompts state, an evaluation at each (none: one, as learning.stated_price says)."
     )
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."
@@ -124,14 +124,14 @@ class Evaluate(Section):
 
     @property
     def places(self) -> tuple[tuple[str, str, float | None], ...]:
-        """What is looked at: name in the results, source, and the price that its prompts tell (None: as configured)."""
+        """What is evaluated: name in the results, source, and the price that its prompts state (None: as configured)."""
         if not self.prices:
             return tuple((source, source, None) for source in self.sources)
         return tuple((priced(source, price), source, price) for source in self.sources for price in self.prices)
 
 
 def priced(source: str, price: float) -> str:
-    """How results name a source whose prompts tell a price."""
+    """How results name a source whose prompts state a price."""
     return f"{source}@{price:g}"
 
 
@@ -148,9 +148,9 @@ class Spec(Section):
     phases: dict[str, tuple[Phase, ...]] = Field(min_length=1, description="Lists of phases by name, such as g1-g2.")
     vary: dict[str, tuple[Value, ...]] = Field({}, description="Settings of which each value is tried with each of the others.")
     settings: Settings = Field({}, description="Settings of every cell.")
-    evaluate: Evaluate = Field(Evaluate(), description="What is looked at after each phase.")
+    evaluate: Evaluate = Field(Evaluate(), description="What is evaluated after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
-    bare: bool = Field(True, description="The models before any learning are looked at, too.")
+    bare: bool = Field(True, description="The models before any learning are evaluated, too.")
     table: Literal[
         "", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps", "prices"
     ] = Field("", description="The table that is made of the results.")

@@ -1,4 +1,4 @@
-"""Means with 95 % intervals over few seeds and many items. Knows Student's t and two sources of chance; knows nothing of what is measured.
+"""Means with 95 % intervals over few seeds and many items.
 
 A result hangs on the seed of a run and on which items were drawn, and every seed is asked the same items. So the variance of a mean over
 seeds is the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of

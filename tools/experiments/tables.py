@@ -42,8 +42,8 @@ def with_half(estimate: Estimate, digits: int = 1) -> str:
 def signed(estimate: Estimate, digits: int = 1) -> str:
     """A difference of shares as `+1.4 ± 0.9 *`; the star marks an interval of several seeds that leaves out 0."""
     sure = estimate.seeds > 1 and estimate.half is not None and (estimate.low > 0.0 or estimate.high < 0.0)
-    told = with_half(estimate, digits)
-    return f"{'' if told.startswith('-') else '+'}{told}{' *' if sure else ''}"
+    text = with_half(estimate, digits)
+    return f"{'' if text.startswith('-') else '+'}{text}{' *' if sure else ''}"
 
 
 def plain(estimate: Estimate, digits: int = 3) -> str:
@@ -52,7 +52,7 @@ def plain(estimate: Estimate, digits: int = 3) -> str:
     return f"{estimate.mean:.{digits}f}{half}"
 
 
-def told(found: Estimate | None, form: Callable[[Estimate], str] = with_half) -> str:
+def or_missing(found: Estimate | None, form: Callable[[Estimate], str] = with_half) -> str:
     """An estimate in one of these forms, or missing."""
     return MISSING if found is None else form(found)
 
@@ -62,7 +62,7 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
-def told_seeds(seeds: Iterable[int], wanted: int) -> str:
+def seeds_text(seeds: Iterable[int], wanted: int) -> str:
     """The column of seeds: how many there are of those wanted, the fewest and the most where a row has several."""
     there = sorted(set(seeds)) or [0]
     if there == [wanted]:

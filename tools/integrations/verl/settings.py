@@ -1,5 +1,5 @@
-"""What a run on verl is held to. Knows the section `dagrpo` of the launch file; imports nothing of verl, so that a launch file can be
-judged anywhere. Which of verl's own settings the method needs is in `method`.
+"""What a run on verl is held to: the section `dagrpo` of the launch file. Imports nothing of verl, so that a launch file can be checked
+anywhere. Which of verl's own settings the method needs is in `method`.
 
 Everything about the coordinator, the verifiers and the sandbox is the agent's own configuration, given in `dagrpo.agent` (its sections and
 keys) and `dagrpo.agent_file`.
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from edge.core.errors import ConfigError
-from edge.dagrpo.numbers import require_share
 
 if TYPE_CHECKING:
     from edge.config.loader import Resolved
@@ -23,7 +24,20 @@ if TYPE_CHECKING:
 TRAINER = "dagrpo"
 ESTIMATOR = "dagrpo"
 STATE_FILE = "dagrpo.json"
-_KEYS = {"run_id", "task", "target_rate", "validate_with_cloud", "agent", "agent_file"}
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Section(BaseModel):
+    """As the launch file has it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    run_id: _Text
+    task: _Text
+    target_rate: float = Field(ge=0.0, le=1.0, allow_inf_nan=False)
+    validate_with_cloud: bool = True
+    agent: dict[str, Any] | None = None
+    agent_file: _Text | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +62,16 @@ class DagrpoSettings:
         """From verl's whole configuration. Raises ConfigError with one line."""
         section = _section(config)
         return cls(
-            run_id=_text(section, "run_id"),
-            task=_text(section, "task"),
-            target_rate=_rate(section),
+            run_id=section.run_id,
+            task=section.task,
+            target_rate=section.target_rate,
             planned_prompts=int(config["data"]["train_batch_size"]),
             group_size=int(config["actor_rollout_ref"]["rollout"]["n"]),
             response_tokens=int(config["data"]["max_response_length"]),
             state_file=Path(str(config["trainer"]["default_local_dir"])) / STATE_FILE,
-            validate_with_cloud=_yes_or_no(section, "validate_with_cloud", usual=True),
-            agent=_mapping(section.get("agent") or {}),
-            agent_file=_text(section, "agent_file") if section.get("agent_file") is not None else None,
+            validate_with_cloud=section.validate_with_cloud,
+            agent=section.agent or {},
+            agent_file=section.agent_file,
         )
 
     def agent_config(self) -> AgentConfig:
@@ -117,44 +131,18 @@ def _require_held(resolved: Resolved[AgentConfig]) -> None:
         raise resolved.placed(ConfigError(f"{refused.key} {refused.told}"))
 
 
-def _section(config: Any) -> Mapping[str, Any]:
-    section: Mapping[str, Any] | None = config.get("dagrpo")
+def _section(config: Any) -> _Section:
+    """Raises ConfigError, naming the key, for a section that is missing or cannot be meant."""
+    section = config.get("dagrpo")
     if section is None:
         raise ConfigError("the section dagrpo is missing", hint="start from a file of tools/integrations/verl/config")
-    unknown = sorted(set(section) - _KEYS)
-    if unknown:
-        raise ConfigError(f"dagrpo.{unknown[0]}: unknown key", hint=f"known: {', '.join(sorted(_KEYS))}")
-    return section
-
-
-def _text(section: Mapping[str, Any], key: str) -> str:
-    value = section.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"dagrpo.{key} must be a text, not {shown(value)}")
-    return value
-
-
-def _yes_or_no(section: Mapping[str, Any], key: str, *, usual: bool) -> bool:
-    value = section.get(key, usual)
-    if not isinstance(value, bool):
-        raise ConfigError(f"dagrpo.{key} must be true or false, not {shown(value)}")
-    return value
-
-
-def _rate(section: Mapping[str, Any]) -> float:
     try:
-        return require_share("dagrpo.target_rate", section.get("target_rate"))  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            "dagrpo.agent must be a section of edge-agent's settings, e.g. {coordinator: {address: 127.0.0.1:7420}}"
-        )
-    plain: dict[str, Any] = _plain(value)
-    return plain
+        return _Section.model_validate(_plain(section))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, ("dagrpo", *first["loc"])))
+        known = ", ".join(_Section.model_fields)
+        raise ConfigError(f"{key}: {first['msg']}, not {shown(first['input'])}", hint=f"known: {known}") from error
 
 
 def _plain(value: Any) -> Any:
