@@ -286,10 +286,18 @@ def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path
     assert rows["all"] == len({**every["schedules"].results, **every["lambda-paper"].results}), "a shared cell counts once"
 
 
-def test_a_mark_of_nothing_is_refused_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("# Title\n<!-- insert table tabel -->\n<!-- end -->\n", "table tabel"),
+        ("# Title\n<!-- insert setting -->\nA paragraph that would be lost.\n", "without an end"),
+        ("<!-- insert compute -->\n<!-- insert setting -->\n<!-- end -->\n", "without an end"),
+    ],
+)
+def test_a_mark_of_nothing_or_without_an_end_is_refused_with_its_line(tmp_path: Path, text: str, names: str) -> None:
     every = {"schedules": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
-    with pytest.raises(ConfigError, match=r"text\.md:2: nothing is called table tabel"):
-        _report(tmp_path, "# Title\n<!-- insert table tabel -->\n<!-- end -->\n", every)
+    with pytest.raises(ConfigError, match=rf"text\.md:2: .*{names}"):
+        _report(tmp_path, text, every)
 
 
 def test_other_results_leave_the_project_s_own_pages(tmp_path: Path) -> None:

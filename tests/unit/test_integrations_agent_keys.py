@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -173,10 +172,3 @@ def test_what_holds_or_has_its_default_is_taken():
 @pytest.mark.parametrize("path", sorted((HERE / "trl" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_launch_files_set_nothing_that_does_not_hold(path):
     assert isinstance(resolve_run(path).config, TrlConfig)
-
-
-@pytest.mark.parametrize("refused", [REFUSED_BY_TRL, REFUSED_BY_VERL], ids=["trl", "verl"])
-def test_the_readme_names_every_key_of_learning(refused):
-    page = (HERE / ("README.md" if refused is REFUSED_BY_TRL else "verl/README.md")).read_text()
-    named = set(re.findall(r"`(?:learning\.)?([a-z_]+)`", page))
-    assert set(LearningConfig.model_fields) <= named

@@ -146,7 +146,8 @@ def play_report(arguments: argparse.Namespace) -> int:
     require_folder(arguments.results)
     require_writable(arguments.out.parent, "--out")
     chosen, page = read_chosen(arguments.chosen), arguments.readme
-    if page is None and (arguments.results, arguments.chosen, arguments.out) == (RESULTS, CHOSEN_FILE, REPORT):
+    given = [path.resolve() for path in (arguments.results, arguments.chosen, arguments.out)]
+    if page is None and given == [RESULTS, CHOSEN_FILE, REPORT]:
         page = RESULTS_PAGE
     specs = [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)

@@ -22,7 +22,7 @@ from tools.experiments.main_tables import main_tables
 from tools.experiments.result import Result
 from tools.experiments.tables import Table
 
-REPORT = Path(__file__).parent / "REPORT.md"
+REPORT = Path(__file__).resolve().parent / "REPORT.md"
 RESULTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 _INSERTED = re.compile(r"^<!-- insert ([^\n]+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
@@ -60,14 +60,17 @@ def missing_line(findings: Findings) -> str:
 
 def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> str:
     """The text with what stands between its marks made anew. Raises ConfigError with the line of a mark that means nothing."""
-
-    def anew(found: re.Match[str]) -> str:
-        if found[1] not in insertions:
-            line = text.count("\n", 0, found.start()) + 1
-            raise ConfigError(f"{where}:{line}: nothing is called {found[1]}", hint=f"there is: {', '.join(insertions)}")
-        return f"<!-- insert {found[1]} -->\n\n{insertions[found[1]].strip()}\n\n<!-- end -->"
-
-    return _INSERTED.sub(anew, text)
+    begun = {number: line for number, line in enumerate(text.splitlines(), 1) if line.startswith("<!-- insert ")}
+    closed = {text.count("\n", 0, found.start()) + 1: found[1] for found in _INSERTED.finditer(text)}
+    for number in begun:
+        if number not in closed:
+            raise ConfigError(
+                f"{where}:{number}: a mark without an end, or within another", hint="write <!-- end --> below each mark"
+            )
+        if closed[number] not in insertions:
+            known = ", ".join(insertions)
+            raise ConfigError(f"{where}:{number}: nothing is called {closed[number]}", hint=f"there is: {known}")
+    return _INSERTED.sub(lambda found: f"<!-- insert {found[1]} -->\n\n{insertions[found[1]].strip()}\n\n<!-- end -->", text)
 
 
 def insertions(

@@ -27,7 +27,7 @@ from edge.core.files import write_atomically
 from edge.state.events import StepFinished
 from tools.experiments.cells import Cell
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 FORM = 1
 _SERIES_DIGITS = {"dual": 4, "assist": 4, "joint": 3, "kept": 3, "reward": 3, "format": 3, "entropy": 3}
 _DIGEST_BYTES = 8
