@@ -27,7 +27,7 @@ from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched
 from tools.bench.table.peers import configure_arguments, install_arguments, peer_constraints
 from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, RolloutLoad, Workload
 from tools.bench.table.trl_peer import arguments_of, centred, task_reward
-from tools.bench.table.where import StackWatch
+from tools.bench.table.watch import StackWatch
 
 WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
 MACHINE = {

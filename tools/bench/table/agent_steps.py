@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tools.bench.harness import measured_process
 from tools.bench.table.answering_cloud import RunningCloud, running_cloud
-from tools.bench.table.memory_watch import MemoryWatch, memory_now, peak_of_children
-from tools.bench.table.where import StackWatch
+from tools.bench.table.watch import MemoryWatch, StackWatch, memory_now, peak_of_children
 
 if TYPE_CHECKING:
     from edge.agent import Agent

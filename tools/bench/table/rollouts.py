@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tools.bench.harness import measured_process
-from tools.bench.table.memory_watch import memory_now
+from tools.bench.table.watch import memory_now
 
 if TYPE_CHECKING:
     from edge.core.types import Message
