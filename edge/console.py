@@ -422,18 +422,19 @@ def spoken(event: Event) -> str:
             line = f"{event.reports} waiting step reports of {event.task} delivered; λ is {event.dual:.3f}"
         case GateJudged(verdict="promoted"):
             line = f"adapter {event.step} is promoted and active now"
-        case GateJudged(verdict="refused" | "rolled back") if lost := [one for one in event.anchors if one.example]:
-            worst = max(lost, key=lambda one: one.before - one.after)
-            line = (
-                f'among what it got wrong and the active adapter gets right: "{shown(visible(worst.example))}" ({worst.source})'
-            )
         case Notice():
             line = event.text
         case OwnUseThrough(source=""):
+            learned = event.questions - event.not_learned
+            some = "" if not event.not_learned else f"{learned} of "
             line = (
-                f"your own {counted(event.questions, 'question')} {'was' if event.questions == 1 else 'were'} learned from "
-                f"{counted(event.passes, 'time')} each; no more steps go to them until you add or correct one, or raise use.passes"
+                f"{some}your own {counted(event.questions, 'question')} {'was' if learned == 1 else 'were'} learned from "
+                f"{counted(event.passes, 'time')} each; "
             )
+            if event.not_learned:
+                example = shown(visible(" ".join(event.example.split())))
+                line += f'not learned {"is" if event.not_learned == 1 else "are"} {event.not_learned}, for example "{example}"; '
+            line += "no more steps go to them until you add or correct one, or raise use.passes"
         case LearningWaits():
             line = f"learning is {event.reason}"
         case LearningResumed():

@@ -265,8 +265,8 @@ class LearningConfig(Section):
 
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
-        description="Where no response of a group is right, learn from the given answer, too: of one's own questions (corrections, "
-        "verdicts, task files), of all tasks, or of none.",
+        description="Where half of a group's responses or more are not right, learn from the given answer, too: of one's own "
+        "questions (corrections, verdicts, task files), of all tasks, or of none.",
     )
 
     @property

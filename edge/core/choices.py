@@ -69,6 +69,12 @@ def chosen_option(answer: str, options: Sequence[str], first_number: int | None 
     return None
 
 
+def reference_option(question: str, answer: str, options: Sequence[str]) -> int | None:
+    """Index of the option that an item's own answer names, or None: as `chosen_option`, and an index from 0 where nothing is numbered."""
+    first = first_number(question, options)
+    return chosen_option(answer, options, 0 if first is None else first)
+
+
 def _unwrapped(answer: str) -> str:
     text = answer.strip().strip("$").strip()
     while found := _WRAPPED.fullmatch(text):

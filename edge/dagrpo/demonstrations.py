@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 
-from edge.core.choices import chosen_option
+from edge.core.answer_key import OwnKey
+from edge.core.choices import reference_option
 from edge.core.types import AnswerKind, TaskItem
 
 
 def demonstration(item: TaskItem) -> str:
-    """A right response in the response format: the worked solution, else the given answer alone; "" for tests of a program."""
-    if item.solution or item.kind not in (AnswerKind.MATH, AnswerKind.CHOICE):
+    """A right response in the response format: the worked solution, else the given answer alone; "" where neither is known."""
+    if item.solution or not item.answer or item.kind is AnswerKind.PROGRAM:
         return item.solution
-    if item.kind is AnswerKind.MATH:
-        return given_answer(item.answer)
-    chosen = chosen_option(item.answer, item.options)
-    return "" if chosen is None else given_answer(chr(ord("A") + chosen), reason=item.options[chosen])
+    if item.kind is AnswerKind.CHOICE:
+        chosen = reference_option(item.question, item.answer, item.options)
+        return "" if chosen is None else given_answer(chr(ord("A") + chosen), reason=item.options[chosen])
+    if item.kind is AnswerKind.FEEDBACK:
+        key = OwnKey.from_json(item.answer)
+        return given_answer(key.right[-1], short=key.closed) if key and key.right else ""
+    return given_answer(item.answer)
 
 
 def with_words_left_out(question: str, rng: random.Random) -> str:

@@ -59,6 +59,11 @@ class EngineLog:
 ENGINE_LOG = EngineLog()
 
 
+GGML_BF16 = 30
+PLAIN_FLOATS = (0, 1, GGML_BF16)
+"""Type numbers of ggml that are plain floats."""
+
+
 class GgufModel:
     """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary.
 
@@ -77,7 +82,7 @@ class GgufModel:
         params.n_gpu_layers = _ALL_LAYERS if gpu_layers is None else gpu_layers
         params.vocab_only = vocab_only
         params.use_extra_bufts = repack
-        self.path = path
+        self.path, self.on_graphics = path, on_graphics(gpu_layers)
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise _load_failure(path)
@@ -91,6 +96,11 @@ class GgufModel:
     def metadata(self, key: str) -> str:
         """A metadata value as text, "" when absent."""
         return str(self.header.metadata.get(key, ""))
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether products are made with activations rounded to 8 bits, as llama.cpp does for quantised matrices on the processor."""
+        return not self.on_graphics and any(tensor.type_id not in PLAIN_FLOATS for tensor in self.header.tensors)
 
     @property
     def trained_context_tokens(self) -> int:

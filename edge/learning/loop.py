@@ -189,10 +189,13 @@ class Learning:
         if own_use is None:
             return
         through = await own_use.through()
-        for source, questions in through.items():
-            if source not in self._own_through:
-                self.components.sink.emit(OwnUseThrough(source, questions, own_use.rules.passes, clock.now()))
-        self._own_through = set(through)
+        for one in through:
+            if one.source not in self._own_through:
+                lost, passes = one.not_learned, own_use.rules.passes
+                self.components.sink.emit(
+                    OwnUseThrough(one.source, one.questions, passes, clock.now(), len(lost), lost[0] if lost else "")
+                )
+        self._own_through = {one.source for one in through}
 
     async def _recover(self) -> bool:
         """Once there is room on the disk: finish the step that was cut where its checkpoint is whole, else go back to what was committed.

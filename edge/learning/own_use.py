@@ -18,7 +18,6 @@ from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
-from edge.dagrpo.demonstrations import given_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
@@ -138,7 +137,6 @@ def _item(known: _Known) -> OwnItem | None:
         answer=OwnKey(form, right, wrong, closed, options if form == "choice" else ()).to_json(),
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
-        solution=given_answer(right[-1], short=closed),
     )
     return own_item(item, sent=known.sent)
 
@@ -277,7 +275,7 @@ MOST_SHOWN, MOST_REHEARSED = 8, 8
 @dataclass(frozen=True, slots=True)
 class OwnUseRules:
     """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that have none from elsewhere;
-    `demonstrates`: known answers are learned from where no response is right. Such a step is no pass: the item comes again until it was
+    `demonstrates`: known answers are learned from where few responses are right. Such a step is no pass: the item comes again until it was
     right in `passes` steps, or its answer was shown MOST_SHOWN times as often."""
 
     feedback: bool = True
@@ -296,6 +294,15 @@ class OwnSource:
     task: str
     train: tuple[OwnItem, ...]
     held_out: tuple[OwnItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """A source that has had all its steps: how many questions it has, and those that never became right."""
+
+    source: str
+    questions: int
+    not_learned: tuple[str, ...]
 
 
 class OwnUse:
@@ -335,18 +342,21 @@ class OwnUse:
             return 0
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
 
-    async def through(self) -> dict[str, int]:
-        """The sources of which every question was learned from as often as it may be, with how many these are; "" is all of them."""
-        sources, uses = await self.sources(), self._uses()
+    async def through(self) -> list[Through]:
+        """The sources of which every question was learned from as often as it may be; where these are all, their sum under the name ""."""
+        sources, uses, given_up = await self.sources(), self._uses(), self._given_up()
         if self.rules.share <= 0.0:
-            return {}
-        through = {
-            source.name: len(source.train)
-            for source in sources
-            if source.train and all(uses.get(one.key, 0) >= self.rules.passes for one in source.train)
-        }
-        is_all = through and len(through) == sum(bool(source.train) for source in sources)
-        return {**through, "": sum(through.values())} if is_all else through
+            return []
+        with_questions = [source for source in sources if source.train]
+        through = [
+            Through(source.name, len(source.train), tuple(one.item.question for one in source.train if one.key in given_up))
+            for source in with_questions
+            if all(uses.get(one.key, 0) >= self.rules.passes for one in source.train)
+        ]
+        if through and len(through) == len(with_questions):
+            not_learned = tuple(question for one in through for question in one.not_learned)
+            through.append(Through("", sum(one.questions for one in through), not_learned))
+        return through
 
     async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan.
@@ -455,12 +465,20 @@ class OwnUse:
         return sources
 
     def _uses(self) -> dict[str, int]:
-        """Passes by item; one that could not be learned has them all."""
-        rows = self._state.database.execute(
+        """Passes by item; one that is given up has them all."""
+        given_up = self._given_up()
+        return {item: uses if item in given_up else uses - shown for item, uses, shown in self._steps_of_items()}
+
+    def _given_up(self) -> set[str]:
+        """The items whose answer was shown as often as it may be and that were hardly ever right."""
+        passes = self.rules.passes
+        return {item for item, uses, shown in self._steps_of_items() if shown >= MOST_SHOWN * passes and uses - shown < passes}
+
+    def _steps_of_items(self) -> list[tuple[str, int, int]]:
+        """Each item with its steps, and in how many of them its answer was shown."""
+        return self._state.database.execute(
             "SELECT item, uses, coalesce(times, 0) FROM item_uses LEFT JOIN demonstrated USING (item)"
-        )
-        most = MOST_SHOWN * self.rules.passes
-        return {item: uses if shown >= most else uses - shown for item, uses, shown in rows}
+        ).fetchall()
 
     def _own_steps(self) -> int:
         query = (

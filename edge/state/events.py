@@ -380,13 +380,15 @@ class Notice(Event):
 @dataclass(frozen=True, slots=True)
 class OwnUseThrough(Event):
     """Every question of one source of one's own ("": of all of them) has been learned from as often as `use.passes` allows; no more steps
-    go there until there is more."""
+    go there until there is more. `not_learned` of them never became right, `example` is one."""
 
     kind: ClassVar[str] = "own_use_through"
     source: str
     questions: int
     passes: int
     at: float
+    not_learned: int = 0
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from edge.core.errors import UsageError
@@ -63,9 +63,11 @@ class FeedbackBook:
         self._db = state.database
 
     def give(self, feedback: Feedback, at: float) -> Feedback:
-        """Keep a verdict in place of an earlier one. Raises NotFound for an unknown answer, UsageError for another verdict."""
-        feedback = checked(feedback)
-        self._state.request(feedback.id)
+        """Keep a verdict in place of an earlier one, under the answer's own id also where that was "last".
+
+        Raises NotFound for an unknown answer, UsageError for another verdict.
+        """
+        feedback = replace(checked(feedback), id=self._state.request(feedback.id)["id"])
         known = self.of(feedback.id)
         if feedback.verdict == known.verdict == "bad" and feedback.correction is None:
             return known  # "bad" once more takes no correction back; "none" does

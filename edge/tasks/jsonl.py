@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short
-from edge.core.choices import chosen_option, first_number, listed_options
+from edge.core.choices import first_number, listed_options, reference_option
 from edge.core.errors import TaskFileError
 from edge.core.formatting import shown
 from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
@@ -267,9 +267,9 @@ def _answer_text(record: Record, asked: Exchange) -> str:
 def _check_choice(record: Record, asked: Exchange, answer: str, options: tuple[str, ...]) -> None:
     if not 2 <= len(options) <= _MOST_OPTIONS:
         raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
-    first = first_number(asked.question, options) or 0
-    named = chosen_option(answer, options, first)
+    named = reference_option(asked.question, answer, options)
     if named is None:
+        first = first_number(asked.question, options) or 0
         last = chr(ord("A") + len(options) - 1)
         known = f"give a letter from A to {last}, an index from {first} to {first + len(options) - 1}, or the text of one option"
         raise record.bad(

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
+from edge.core.formatting import shown, visible
+
 LEVEL = 0.05
 LEAST_VERDICTS = 8
 _ROUNDING = 1e-9
@@ -79,6 +81,7 @@ def refusal_of(anchors: Sequence[AnchorScore], rules: GateRules) -> str:
     return "; ".join(
         f"{score.source}: {_percent(score.after)} of {score.items} validation questions right, "
         f"{_percent(score.before)} with the active adapter"
+        + (f', lost for example "{shown(visible(" ".join(score.example.split())))}"' if score.example else "")
         for score in named or fallen
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.core.choices import chosen_option, first_number
+from edge.core.choices import chosen_option, first_number, reference_option
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_boxed
 
@@ -16,6 +16,5 @@ class ChoiceAnswer:
         boxed = last_boxed(response)
         if boxed is None:
             return False
-        first = first_number(item.question, item.options)
-        chosen = chosen_option(boxed, item.options, first)
-        return chosen is not None and chosen == chosen_option(item.answer, item.options, 0 if first is None else first)
+        chosen = chosen_option(boxed, item.options, first_number(item.question, item.options))
+        return chosen is not None and chosen == reference_option(item.question, item.answer, item.options)

@@ -82,7 +82,9 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
         ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
     ]  # fmt: skip
     assert (steps[3].adapter.gate_before, steps[3].adapter.gate_after) == (1.0, 0.0)
-    assert steps[3].adapter.gate_reason == "sums: 0 % of 5 validation questions right, 100 % with the active adapter"
+    reason, example = steps[3].adapter.gate_reason.split(", lost for example ")
+    assert reason == "sums: 0 % of 5 validation questions right, 100 % with the active adapter"
+    assert example.startswith('"What is 90000')
     assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
     assert notice.text.startswith("the adapter of step 4 is rejected (sums: 0 %")
@@ -141,7 +143,8 @@ async def test_a_rejection_names_a_question_that_was_lost(tmp_path: Path) -> Non
     (judged,) = world.events(GateJudged)
     (anchors,) = judged.anchors
     assert anchors.after < anchors.before and anchors.example.strip()
-    assert anchors.example in spoken(judged)
+    (notice,) = world.events(Notice)
+    assert anchors.example in judged.reason and anchors.example in spoken(notice)
 
 
 async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:

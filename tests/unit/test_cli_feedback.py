@@ -35,6 +35,11 @@ def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: C
     assert said(state) == Feedback("a1", "none")
 
 
+def test_a_verdict_on_the_last_answer_is_kept_under_its_id(state: Path, capsys: Capture) -> None:
+    assert main(["feedback", "last", "good", "--state", str(state)]) == 0
+    assert (capsys.readouterr().out, said(state)) == ("noted: good · id a1\n", Feedback("a1", "good"))
+
+
 def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["feedback", "a2", "good", "--state", str(state)]) == 1
     assert capsys.readouterr().err == f"error: no answer with id a2 in {state}; the id stands on the line below each answer\n"

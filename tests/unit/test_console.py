@@ -387,3 +387,5 @@ def test_the_last_line_of_one_source_is_not_kept_until_all_are_through() -> None
 def test_that_ones_own_questions_are_through_is_said_with_what_to_do() -> None:
     line = spoken(OwnUseThrough("", 15, 4, 0.0))
     assert "15 questions" in line and "4 times" in line and "use.passes" in line and "add" in line
+    line = spoken(OwnUseThrough("", 15, 4, 0.0, not_learned=2, example="Who repairs\nthe press?"))
+    assert line.startswith("13 of your own 15 questions") and '2, for example "Who repairs the press?"' in line

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.config.schema import PhaseConfig
+from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.demonstrations import demonstration, given_answer, with_words_left_out
 from edge.dagrpo.format import check_format
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
+from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.own_answer import final_answer
 from tests.unit.agent_world import World, local_answer, number_in
 from tests.unit.test_own_use import corrected, give
@@ -30,6 +33,22 @@ OWN = OwnUseRules(share=0.5, passes=2)
         (ITEM, "5"),
         (replace(ITEM, kind=AnswerKind.CHOICE, answer="green", options=("red", "green")), "B"),
         (replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green")), "A"),
+        (
+            replace(
+                ITEM,
+                kind=AnswerKind.CHOICE,
+                question="Which?\n1) dog\n2) green\n3) car",
+                answer="2",
+                options=("dog", "green", "car"),
+            ),
+            "B",
+        ),
+        (replace(ITEM, kind=AnswerKind.TEXT, answer="Rex"), "Rex"),
+        (replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("Tom", "Rex")).to_json()), "Rex"),
+        (
+            replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("a long walk\nhome",), closed=False).to_json()),
+            "a long walk\nhome",
+        ),
         (replace(ITEM, solution=given_answer("a long walk\nhome", short=False)), "a long walk\nhome"),
     ],
 )
@@ -38,6 +57,28 @@ def test_a_given_answer_is_a_well_formed_response_with_that_answer(item: TaskIte
     verdict = check_format(text, item.max_steps)
     assert verdict.ok and not verdict.asks_help
     assert final_answer(text) == final
+
+
+@pytest.mark.parametrize(
+    ("line", "final"),
+    [
+        ('{"question": "Who?", "answer": "Ilka"}', "Ilka"),
+        ('{"prompt": "The door code?", "completion": "4711"}', "4711"),
+        ('{"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "In Oberau"}]}', "In Oberau"),
+        ('{"question": "Which?\\n1) dog\\n2) green", "answer": 2}', "B"),
+        ('{"kind": "choice", "question": "Which?", "options": ["dog", "green"], "answer": 1}', "B"),
+        ('{"question": "Why?", "answer": "Because the old mill burned down in the dry summer of that year."}',
+         "Because the old mill burned down in the dry summer of that year."),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_calls_right(
+    tmp_path: Path, line: str, final: str
+) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(line)
+    (item,) = read_items(path)
+    assert final_answer(demonstration(item)) == final
+    assert VerifierByKind().is_correct(item, demonstration(item))
 
 
 def test_tests_of_a_program_and_an_unjudged_question_demonstrate_nothing() -> None:
