@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.config.loader import Resolved
 from edge.core.clock import Clock, SystemClock
@@ -27,6 +27,11 @@ from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
 from tools.integrations.trl.trainer import wait_s
+
+if TYPE_CHECKING:
+    from edge.learning.run_folder import RunFolder
+    from edge.state.events import StopReason
+    from edge.state.folder import StateFolder
 
 _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
 
@@ -66,7 +71,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
         main = _MainProcess(resolved, stream or sys.stderr, stack)
         processes.from_main(lambda: main.hold(fresh))
         prepared = prepare(config, processes)
-        trainer = _trainer(config, prepared, processes, main.desk)
+        trainer = _trainer(config, prepared, processes, main.blocking)
         checkpoint = processes.from_main(lambda: main.begin(prepared))
         return main.watch(lambda: _train(trainer, config, checkpoint))
 
@@ -150,88 +155,87 @@ class _MainProcess:
 
     def __init__(self, resolved: Resolved[TrlConfig], stream: TextIO, stack: ExitStack) -> None:
         """What is opened is closed with the stack."""
-        self.desk = BlockingDesk()
-        self._resolved, self._stream, self._stack = resolved, stream, stack
-        self._folder: HeldFolder | None = None
-        self._main: MainDesk | None = None
+        self.blocking = BlockingDesk()
+        self._resolved, self._config, self._stream, self._stack = resolved, resolved.config, stream, stack
+        self._held: HeldFolder | None = None
+        self._open: _Open | None = None
 
     def hold(self, fresh: bool) -> None:
         """See HeldFolder."""
-        self._folder = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
+        self._held = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
 
     def begin(self, prepared: Prepared) -> str | None:
         """Open the desk in the folder that is held; returns the checkpoint to go on from."""
-        assert self._folder is not None
-        own = Path(prepared.model).name if bundled_name(self._resolved.config.model) else ""
-        with self._folder.beginning(own) as start:
+        assert self._held is not None
+        own = Path(prepared.model).name if bundled_name(self._config.model) else ""
+        with self._held.beginning(own) as start:
             self._stream.writelines(f"{line}\n" for line in start.told)
-            self._main = self._stack.enter_context(_main_desk(self._resolved, prepared, self._stream))
-        self.desk.give(self._main.desk, self._main.loop)
+            self._open = self._opened(prepared)
+        self.blocking.give(self._open.desk, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
 
     def watch(self, train: Callable[[], None]) -> dict[str, Any]:
-        """Train; returns the summary, {} in other processes."""
-        if self._main is not None:
-            return self._main.train(train)
-        train()
-        return {}
-
-
-class MainDesk:
-    """The main process's desk with all that stands behind it: state folder, coordinator, run folder."""
-
-    def __init__(self, loop: LoopThread, desk: Desk, folder: Any, state: Any, clock: Clock, config: TrlConfig) -> None:
-        self.loop, self.desk, self._folder, self._state, self._clock, self._config = loop, desk, folder, state, clock, config
-
-    def train(self, train: Callable[[], None]) -> dict[str, Any]:
-        """Train to the end and write the summary; what steps were made is summed up, too, when training is interrupted."""
-        began = self._clock.monotonic()
-        self.loop.run(self.desk.begin(self._config.model))
+        """Train to the end and write the summary, also of the steps that were made when training is interrupted; {} in other processes."""
+        if self._open is None:
+            train()
+            return {}
+        state, clock = self._open.state, self._open.clock
+        began = clock.monotonic()
+        self._open.loop.run(self._open.desk.begin(self._config.model))
         try:
             train()
         except BaseException:
-            if self._state.position().steps_done:
+            if state.position().steps_done:
                 with contextlib.suppress(EdgeError):
-                    self._finish("stopped", self._clock.monotonic() - began, None)
+                    _finish(self._open, "stopped", clock.monotonic() - began, None)
             raise
-        return self._finish("done", self._clock.monotonic() - began, self._agents_adapter())
+        return _finish(self._open, "done", clock.monotonic() - began, _agents_adapter(self._config))
 
-    def _finish(self, reason: Any, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
-        finished = self.loop.run(self.desk.finish(reason, seconds, 0 if adapter is None else adapter.version))
-        summary: dict[str, Any] = self._folder.finish(self._state.steps(), finished, adapter)
-        return summary
+    def _opened(self, prepared: Prepared) -> _Open:
+        from edge.console import PlainConsole, Progress, what_lines_say
+        from edge.learning.run_folder import RunFolder
 
-    def _agents_adapter(self) -> AdapterRef | None:
-        """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
-        name, folder = bundled_name(self._config.model), _trained(self._config)
-        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
-        if name is None or self._config.trainer.tuning != "lora":
-            return None
-        from edge.app import model_file
-        from edge.core.types import GGUF_ADAPTER
-        from edge.inference.adapters import write_gguf_adapter
-
-        write_gguf_adapter(folder, model_file(name), folder / GGUF_ADAPTER)
-        return AdapterRef(self._config.steps, str(folder))
+        clock, out = SystemClock(), Path(self._config.out).expanduser()
+        with ExitStack() as opening:  # closed at once where something cannot be opened: then the folder is put back as it was
+            folder = opening.enter_context(contextlib.closing(RunFolder(out, self._resolved.to_yaml())))
+            sink = FanOutSink([folder, PlainConsole(self._stream, clock, Progress(), legend=what_lines_say())])
+            state = opening.enter_context(open_state(out))
+            loop = opening.enter_context(LoopThread())
+            connections = AsyncExitStack()
+            opening.callback(lambda: loop.run(connections.aclose()))
+            desk = loop.run(_open_desk(self._config, prepared, state, sink, clock, connections))
+            self._stack.push(opening.pop_all())
+        return _Open(desk, loop, folder, state, clock)
 
 
-@contextlib.contextmanager
-def _main_desk(resolved: Resolved[TrlConfig], prepared: Prepared, stream: TextIO) -> Iterator[MainDesk]:
-    """Everything open that only the main process has, and closed again."""
-    from edge.console import PlainConsole, Progress, what_lines_say
-    from edge.learning.run_folder import RunFolder
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The desk with what stands behind it."""
 
-    config, clock = resolved.config, SystemClock()
-    out = Path(config.out).expanduser()
-    folder = RunFolder(out, resolved.to_yaml())
-    sink = FanOutSink([folder, PlainConsole(stream, clock, Progress(), legend=what_lines_say())])
-    with contextlib.closing(folder), open_state(out) as state, LoopThread() as loop:
-        stack = AsyncExitStack()
-        try:
-            desk = loop.run(_open_desk(config, prepared, state, sink, clock, stack))
-            yield MainDesk(loop, desk, folder, state, clock, config)
-        finally:
-            loop.run(stack.aclose())
+    desk: Desk
+    loop: LoopThread
+    folder: RunFolder
+    state: StateFolder
+    clock: Clock
+
+
+def _finish(opened: _Open, reason: StopReason, seconds: float, adapter: AdapterRef | None) -> dict[str, Any]:
+    finished = opened.loop.run(opened.desk.finish(reason, seconds, 0 if adapter is None else adapter.version))
+    return opened.folder.finish(opened.state.steps(), finished, adapter)
+
+
+def _agents_adapter(config: TrlConfig) -> AdapterRef | None:
+    """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
+    name, folder = bundled_name(config.model), _trained(config)
+    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
+    if name is None or config.trainer.tuning != "lora":
+        return None
+    from edge.app import model_file
+    from edge.core.types import GGUF_ADAPTER
+    from edge.inference.adapters import write_gguf_adapter
+
+    write_gguf_adapter(folder, model_file(name), folder / GGUF_ADAPTER)
+    return AdapterRef(config.steps, str(folder))
 
 
 async def _open_desk(
