@@ -26,6 +26,7 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import practice_stream
 from tests.service.lm_harness import Evaluated, evaluate
 
+pytestmark = pytest.mark.long  # installs the harness in an environment of its own
 MAX_TOKENS = 200
 SEED = 5
 WAIT_S = 60.0

@@ -36,7 +36,7 @@ def litellm(llama: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-@pytest.fixture(params=["llama", "litellm"])
+@pytest.fixture(params=["llama", pytest.param("litellm", marks=pytest.mark.long)])
 def server(request: pytest.FixtureRequest) -> RealServer:
     found: RealServer = request.getfixturevalue(request.param)
     return found
@@ -137,6 +137,7 @@ async def test_a_stream_left_early_leaves_the_server_free_for_the_next(server: R
         assert (await provider.complete(asks())).text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer, streams: bool) -> None:
     async with provider_of(litellm) as provider:
@@ -144,6 +145,7 @@ async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer,
         assert (error.kind, error.executed) == ("http_429", False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_proxy_whose_own_upstream_is_dead_leaves_it_open_whether_it_was_executed(
     litellm: RealServer, streams: bool
@@ -153,6 +155,7 @@ async def test_a_proxy_whose_own_upstream_is_dead_leaves_it_open_whether_it_was_
         assert (error.kind, error.executed) == ("http_500", None)
 
 
+@pytest.mark.long
 async def test_a_model_the_proxy_does_not_know_is_refused(litellm: RealServer) -> None:
     async with provider_of(litellm) as provider:
         error = await failure(provider, asks(model="no-such-model"), streams=False)

@@ -27,6 +27,7 @@ from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare
 from tools.integrations.trl.config import TrlConfig, resolve_run
 
+pytestmark = pytest.mark.long
 TIMEOUT_S = 300
 SMALL = {
     "model": "bundled:nano-edge",
@@ -174,7 +175,6 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "trained" / "adapter_model.safetensors")
 
 
-@pytest.mark.long
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
     agent = {**SMALL["agent"], "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 3}]}
     trainer = {**SMALL["trainer"], "checkpoint_every": 2}
@@ -248,7 +248,6 @@ def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
 
 
-@pytest.mark.long
 def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(tmp_path):
     steps = 24
     learn = [
