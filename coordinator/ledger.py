@@ -251,7 +251,11 @@ class Ledger:
     # T1 ------------------------------------------------------------------------------------------------------------------------
 
     def reserve(self, request: ReserveRequest) -> ReserveOutcome:
-        """T1: hold the most a call can cost, or say what became of its key. See LedgerStore.reserve."""
+        """T1: hold the most a call can cost, or say what became of its key.
+
+        Raises KeyReused, BudgetExhausted (metadata `budget`, `unit`, `scope`), StepMismatch (the step is not open), InvalidRequest,
+        PermissionDenied (the device is disabled).
+        """
         _check_reserve(request)
         self._require_enabled(request.device)
         known = self._tables.call(request.device, request.key)
@@ -422,7 +426,10 @@ class Ledger:
     # T2 ------------------------------------------------------------------------------------------------------------------------
 
     def settle(self, settlement: Settlement) -> Resolution:
-        """T2: commit what an answered attempt cost and store the answer; at most once. Then look at the budgets asked for."""
+        """T2: commit what an answered attempt cost and store the answer; at most once. Then look at the budgets asked for.
+
+        Raises NotFound.
+        """
         resolution = self._settle(settlement)
         if not settlement.budgets:
             return resolution
@@ -450,7 +457,7 @@ class Ledger:
         return self._resolve(attempt, answered, CallState.COMPLETED, charge, "", settlement.now, extra)
 
     def refund(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
-        """T2: give a hold back; only for an attempt that was definitely not executed."""
+        """T2: give a hold back; only for an attempt that was definitely not executed. Raises NotFound."""
         return self._end(device, key, number, CallState.REFUNDED, Amount(), reason, now)
 
     def fail(self, device: str, key: str, number: int, reason: str, charge: Amount | None, now: float) -> Resolution:
@@ -458,7 +465,7 @@ class Ledger:
         return self._end(device, key, number, CallState.FAILED, charge, reason, now)
 
     def doubt(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
-        """T2: perhaps executed; charged at the hold."""
+        """T2: an attempt that may have been executed (cut, time-out): IN_DOUBT, charged at the hold."""
         return self._end(device, key, number, CallState.IN_DOUBT, None, reason, now)
 
     def _end(
@@ -503,7 +510,7 @@ class Ledger:
     # T3 ------------------------------------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> tuple[AttemptRow, ...]:
-        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold."""
+        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold. Returns them."""
         expired = self._doubt_all(self._tables.expired_attempts(milliseconds(now)), "lease expired", now)
         return expired + self._doubt_orphans(now)
 
@@ -524,7 +531,7 @@ class Ledger:
     # T4 ------------------------------------------------------------------------------------------------------------------------
 
     def open_step(self, request: OpenStepRequest) -> StepRow:
-        """T4: open a step, or return it as it was opened. See LedgerStore.open_step."""
+        """T4: open a step, or return it as it was opened. Raises StepMismatch unless it is the next or the open one."""
         _check_open(request)
         self._require_enabled(request.device)
         known = self._tables.step(request.device, request.task, request.step)
@@ -599,7 +606,10 @@ class Ledger:
         return idle
 
     def close_step(self, request: CloseStepRequest) -> StepRow:
-        """T4: move λ, exactly once. See LedgerStore.close_step."""
+        """T4: move λ, exactly once; the same numbers again return the first answer, other numbers raise KeyReused.
+
+        Raises StepMismatch unless it is the open step, InvalidRequest when the numbers cannot be.
+        """
         _check_close(request)
         row = self._tables.step(request.device, request.task, request.step)
         if row is None:
@@ -678,25 +688,60 @@ class Ledger:
         return row
 
     def get_task(self, device: str, task: str) -> TaskRow | None:
-        """A task with the λ that holds now."""
+        """λ, τ and next step of a task; None before its first step or call."""
         row = self._tables.task(device, task)
         return None if row is None else self._as_seen(row)
 
     def list_tasks(self) -> tuple[TaskRow, ...]:
-        """All tasks with the λ that holds now."""
+        """The tasks of all devices with the λ that holds now, sorted by device and task."""
         return tuple(map(self._as_seen, tuple(self._tables.all_tasks())))
+
+    def get_price(self, key: str) -> PriceRow | None:
+        """A λ shared by tasks or devices (`price_key`); None before its first step."""
+        return self._tables.price(key)
+
+    def list_prices(self) -> tuple[PriceRow, ...]:
+        """All shared λ, sorted by key."""
+        return tuple(self._tables.all_prices())
+
+    def list_devices(self) -> tuple[DeviceRow, ...]:
+        """All devices, sorted by id."""
+        return tuple(self._tables.all_devices())
+
+    def list_budgets(self) -> tuple[BudgetRow, ...]:
+        """All budgets, sorted by key."""
+        return tuple(self._tables.all_budgets())
+
+    def list_budgets_after(self, key: str, limit: int, *, with_steps: bool = False) -> tuple[BudgetRow, ...]:
+        """A page of budgets: at most `limit` above this key, sorted by it; the call credits of steps only when asked for."""
+        return tuple(self._tables.budgets_after(key, limit, with_steps=with_steps))
+
+    def list_calls_after(self, after_device: str, after_key: str, limit: int, *, device: str = "") -> tuple[CallRow, ...]:
+        """A page of calls: at most `limit` above (after_device, after_key), sorted by both; of one device, or of all ("")."""
+        return tuple(self._tables.calls_after(after_device, after_key, limit, only_device=device))
+
+    def list_set_limits(self) -> tuple[SetLimits, ...]:
+        """What was set at run time over the configured limits, sorted by scope."""
+        return tuple(self._tables.set_limits())
+
+    def read_journal(self, after: int, limit: int) -> tuple[JournalEntry, ...]:
+        """Up to `limit` entries with a sequence number above `after` (0: from the start)."""
+        return tuple(self._tables.journal_after(after, limit))
 
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""
         return task_as_seen(task, self._tables.price(task.price) if task.price else None)
 
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
-        """A task and these budgets in this order; one not used yet is shown empty."""
+        """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
         rows = (self._tables.budget(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
         return BudgetView(self.get_task(device, task), tuple(rows), tuple(self._tables.set_limits()))
 
     def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
-        """Change what holds for a scope over the configuration; AS_CONFIGURED takes a setting back. Returns what was set, of all scopes."""
+        """Set limits of a scope over the configured ones, for every process that shares the store; AS_CONFIGURED takes one back.
+
+        Holds taken from now on follow them: one that follows others is answered Outdated. Returns what was set, of all scopes.
+        """
         rows = tuple(self._tables.set_limits())
         known = next((row.changes for row in rows if row.scope == scope), ())
         merged = {name: value for name, value in {**dict(known), **changes}.items() if value != AS_CONFIGURED}
@@ -720,7 +765,7 @@ class Ledger:
         return row
 
     def saw_devices(self, seen: Mapping[str, float]) -> None:
-        """Note when registered devices were last seen; unknown ones and earlier times change nothing."""
+        """Note when registered devices were last seen (seconds since the epoch); unknown ones and earlier times change nothing."""
         for device in sorted(seen):
             row = self._tables.device(device)
             if row is not None and row.last_seen_ms < milliseconds(seen[device]):
@@ -729,7 +774,7 @@ class Ledger:
     def set_device_disabled(self, device: str, disabled: bool, now: float) -> DeviceRow:
         """Refuse a device from now on, also one that never registered, or let it in again. What it holds is settled as ever.
 
-        Raises NotFound for one to be let in that nobody knows.
+        Raises InvalidRequest without an id, NotFound for one to be let in that nobody knows.
         """
         if not device:
             raise InvalidRequest("a device needs an id")
@@ -748,7 +793,7 @@ class Ledger:
             raise device_disabled(device)
 
     def purge_results(self, before: float, now: float) -> int:
-        """Forget the answer texts of calls last changed before this time; charges and digests stay."""
+        """Forget the answer texts of calls last changed before this time; returns how many. Charges and digests stay."""
         rows = self._tables.results_before(milliseconds(before))
         for row in rows:
             self._tables.put_call(replace(row, result=None, beyond_text=""))

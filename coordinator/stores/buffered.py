@@ -1,16 +1,16 @@
-"""The ledger's rows between its transactions and a SQLite file: rows once read stay known, rows written wait for the commit.
+"""The ledger's rows in memory over a file: rows once read stay known, rows written wait for the commit that holds them.
 
-Knows which rows are known, which the running operation tries, and which wait to be written; knows nothing of threads, commits or meaning.
 Sound only where nobody else writes the file, which its lock ensures. What a budget may hold is decided here, and once more by the database
-when the row is written. An answer about many rows is the file's, with the rows that wait laid over it.
+when the row is written. An answer about many rows is the file's, with the rows that it may not have yet laid over it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from coordinator.accounts import (
     STEP_PREFIX,
@@ -27,17 +27,23 @@ from coordinator.accounts import (
     TaskRow,
 )
 from coordinator.journal import JournalEntry
-from coordinator.stores.changes import EVERYTHING, moves_others, shuts_or_lets_in, told_to_others
-from coordinator.stores.sqlite_tables import SqliteTables
+from coordinator.stores.changes import EVERYTHING, DeviceTask, moves_others, shuts_or_lets_in, told_to_others
 from edge.core.errors import CoordinatorError
 
 Row = TypeVar("Row")
+Group = tuple[str, str, int, str]
 MOST_KNOWN = 20_000
 """Rows of one table that stay known between commits."""
 
 
+_NOT_KNOWN: Any = object()
+
+
 class Rows(Generic[Row]):
-    """The rows of one table by key: known (None: known not to be there), tried by the operation that runs, waiting to be written."""
+    """The rows of one table by key, as the operation that runs sees them; None: known not to be there.
+
+    A row that is put is tried until its operation ends, then waits for the next commit, then is under way with it.
+    """
 
     def __init__(
         self, read: Callable[..., Row | None], key_of: Callable[[Row], tuple[Any, ...]], keep: Callable[[Row | None], bool]
@@ -46,57 +52,75 @@ class Rows(Generic[Row]):
         self._read = read
         self._key_of = key_of
         self._keep = keep
-        self._known: dict[tuple[Any, ...], Row | None] = {}
-        self._tried: dict[tuple[Any, ...], Row] = {}
+        self._seen: dict[tuple[Any, ...], Row | None] = {}
+        self._before: dict[tuple[Any, ...], Row | None] = {}
         self._waiting: dict[tuple[Any, ...], Row] = {}
+        self._under_way: dict[tuple[Any, ...], Row] = {}
 
     def get(self, *key: Any) -> Row | None:
         """A row."""
-        for rows in (self._tried, self._waiting, self._known):
-            if key in rows:
-                return rows[key]
-        row = self._read(*key)
-        if self._keep(row):
-            self._known[key] = row
-        return row
+        row = self._seen.get(key, _NOT_KNOWN)
+        if row is _NOT_KNOWN:
+            row = self._read(*key)
+            if self._keep(row):
+                self._seen[key] = row
+        return row  # type: ignore[no-any-return]
 
     def put(self, row: Row) -> None:
         """Try a row."""
-        self._tried[self._key_of(row)] = row
+        key = self._key_of(row)
+        if key not in self._before:
+            self._before[key] = self._seen.get(key, _NOT_KNOWN)
+        self._seen[key] = row
+
+    def take_back(self, key: tuple[Any, ...]) -> None:
+        """The running operation did not put this row."""
+        before = self._before.pop(key, _NOT_KNOWN)
+        if before is _NOT_KNOWN:
+            self._seen.pop(key, None)
+        else:
+            self._seen[key] = before
 
     @property
-    def is_written(self) -> bool:
-        """Whether the file has every row that was kept."""
-        return not self._waiting
+    def waiting(self) -> bool:
+        """Whether a kept row waits for the next commit."""
+        return bool(self._waiting)
 
     def unwritten(self) -> dict[tuple[Any, ...], Row]:
-        """The rows that the file does not have yet, as the operation that runs sees them."""
-        return self._waiting | self._tried
+        """The rows that the file may not have yet, as the operation that runs sees them."""
+        tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self._before}
+        return self._under_way | self._waiting | tried
 
     def over(self, found: Iterable[Row], wanted: Callable[[Row], bool]) -> list[Row]:
-        """What the file found, with the rows that it does not have yet laid over it; sorted by key."""
+        """What the file found, with the rows that it may not have yet laid over it; sorted by key."""
         rows, unwritten = {self._key_of(row): row for row in found}, self.unwritten()
         rows |= unwritten
         return [rows[key] for key in sorted(rows) if key not in unwritten or wanted(rows[key])]
 
-    def end_operation(self, *, kept: bool) -> None:
-        """What was tried waits to be written, or is forgotten."""
-        if self._tried:
-            if kept:
-                self._waiting |= self._tried
-            self._tried = {}
+    def keep(self) -> None:
+        """What was tried waits for the next commit."""
+        for key in self._before:
+            self._waiting[key] = self._seen[key]  # type: ignore[assignment]
+        self._before.clear()
 
-    def take(self) -> Iterable[Row]:
-        """The rows to be written now; the file has them from here on."""
-        written, self._waiting = self._waiting, {}
-        if len(self._known) > MOST_KNOWN:
-            self._known.clear()
-        for key, row in written.items():
-            if self._keep(row):
-                self._known[key] = row
-            else:
-                self._known.pop(key, None)
-        return written.values()
+    def roll_back(self) -> None:
+        """What was tried is forgotten."""
+        for key in tuple(self._before):
+            self.take_back(key)
+
+    def take(self) -> Collection[Row]:
+        """The rows of the next commit, which is under way from here on."""
+        self._under_way, self._waiting = self._waiting, {}
+        return self._under_way.values()
+
+    def committed(self) -> None:
+        """The file has what was under way."""
+        for key, row in self._under_way.items():
+            if key not in self._waiting and key not in self._before and not self._keep(row):
+                self._seen.pop(key, None)
+        self._under_way = {}
+        if len(self._seen) > MOST_KNOWN:
+            self._seen = {key: self._seen[key] for key in (*self._waiting, *self._before)}
 
 
 def _always(row: object) -> bool:
@@ -112,10 +136,61 @@ def _while_open(row: CallRow | AttemptRow | None) -> bool:
     return row is not None and row.state is CallState.DISPATCHED
 
 
-class BufferedTables:
-    """The ledger's `Tables` over one SQLite connection; to be made anew when a commit failed."""
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes: whole rows by table, journal entries, numbers kept beside the ledger; and the (device, task) pairs that have
+    a new version with it."""
 
-    def __init__(self, file: SqliteTables) -> None:
+    rows: dict[str, Collection[Any]]
+    journal: Sequence[JournalEntry]
+    changed: set[DeviceTask]
+    numbers: dict[str, int] = field(default_factory=dict)
+
+
+class RowsFile(Protocol):
+    """The rows of the last commit, for reading: each method answers as the one of `Tables` with its name."""
+
+    def call(self, device: str, key: str) -> CallRow | None: ...
+    def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
+        """All calls of a prompt group that stand for it."""
+        ...
+
+    def cached_calls(self, cache_key: str, limit: int) -> Sequence[CallRow]:
+        """The latest answered calls under a cache key, newest first."""
+        ...
+
+    def step_calls(self, device: str, task: str, step: int) -> Sequence[CallRow]: ...
+    def attempt(self, device: str, key: str, number: int) -> AttemptRow | None: ...
+    def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]: ...
+    def orphaned_attempts(self, epoch: int) -> Sequence[AttemptRow]: ...
+    def budget(self, key: str) -> BudgetRow | None: ...
+    def budgets_under(self, prefix: str) -> Sequence[BudgetRow]: ...
+    def step(self, device: str, task: str, step: int) -> StepRow | None: ...
+    def task(self, device: str, task: str) -> TaskRow | None: ...
+    def price(self, key: str) -> PriceRow | None: ...
+    def price_member(self, price: str, device: str) -> PriceMember | None: ...
+    def idle_price_members(self, seen_ms: int) -> Sequence[PriceMember]: ...
+    def device(self, device: str) -> DeviceRow | None: ...
+    def set_limits(self) -> Sequence[SetLimits]: ...
+    def results_before(self, updated_ms: int) -> Sequence[CallRow]: ...
+    def budgets_after(self, key: str, limit: int, *, with_steps: bool) -> Sequence[BudgetRow]: ...
+    def calls_after(self, device: str, key: str, limit: int, *, only_device: str) -> Sequence[CallRow]: ...
+    def all_budgets(self) -> Iterable[BudgetRow]: ...
+    def all_calls(self) -> Iterable[CallRow]: ...
+    def all_attempts(self) -> Iterable[AttemptRow]: ...
+    def all_steps(self) -> Iterable[StepRow]: ...
+    def all_tasks(self) -> Iterable[TaskRow]: ...
+    def all_prices(self) -> Iterable[PriceRow]: ...
+    def all_price_members(self) -> Iterable[PriceMember]: ...
+    def all_devices(self) -> Iterable[DeviceRow]: ...
+    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]: ...
+    def journal_head(self) -> tuple[int, str]: ...
+
+
+class BufferedTables:
+    """The ledger's `Tables` over a file; to be made anew when a commit failed."""
+
+    def __init__(self, file: RowsFile) -> None:
         self.file = file
         self._budgets: Rows[BudgetRow] = Rows(file.budget, lambda row: (row.key,), _always)
         self._calls: Rows[CallRow] = Rows(file.call, lambda row: (row.device, row.key), _while_open)
@@ -137,20 +212,24 @@ class BufferedTables:
             "device": self._devices,
             "set_limits": self._limits,
         }
-        self._stored_limits: dict[tuple[Any, ...], SetLimits] | None = None
-        self._head = file.journal_head()
-        self._waiting_entries: list[JournalEntry] = []
+        self._tried: set[str] = set()
+        self._stored_limits: list[SetLimits] | None = None
+        self._head = self._kept_head = file.journal_head()
         self._tried_entries: list[JournalEntry] = []
-        self._unwritten_groups: set[tuple[str, str, int, str]] = set()
-        self._unwritten_cache_keys: Counter[str] = Counter()
-        self._tried_changes: set[tuple[str, str]] = set()
-        self._changed: set[tuple[str, str]] = set()
+        self._waiting_entries: list[JournalEntry] = []
+        self._entries_under_way: list[JournalEntry] = []
+        self._groups: list[set[Group]] = [set(), set()]
+        self._cache_keys: list[Counter[str]] = [Counter(), Counter()]
+        self._tried_changes: set[DeviceTask] = set()
+        self._changed: set[DeviceTask] = set()
 
     def keep(self) -> None:
-        """The operation that ran succeeded: what it changed waits to be written."""
-        self._end_operation(kept=True)
+        """The operation that ran succeeded: what it changed waits for the next commit."""
+        for table in self._tried:
+            self._tables[table].keep()
+        self._tried.clear()
         if self._tried_entries:
-            self._head = (self._tried_entries[-1].seq, self._tried_entries[-1].hash)
+            self._kept_head = self._head
             self._waiting_entries += self._tried_entries
             self._tried_entries = []
         self._changed |= self._tried_changes
@@ -158,31 +237,36 @@ class BufferedTables:
 
     def roll_back(self) -> None:
         """The operation that ran failed: nothing of it happened."""
-        self._end_operation(kept=False)
+        for table in self._tried:
+            self._tables[table].roll_back()
+        self._tried.clear()
+        self._head = self._kept_head
         self._tried_entries = []
         self._tried_changes.clear()
-
-    def _end_operation(self, *, kept: bool) -> None:
-        for rows in self._tables.values():
-            rows.end_operation(kept=kept)
+        self._stored_limits = None
 
     @property
-    def is_written(self) -> bool:
-        """Whether the file has everything that was kept."""
-        return not self._waiting_entries and all(rows.is_written for rows in self._tables.values())
+    def waiting(self) -> bool:
+        """Whether anything that was kept waits for the next commit."""
+        return bool(self._waiting_entries) or any(rows.waiting for rows in self._tables.values())
 
-    def write(self) -> set[tuple[str, str]]:
-        """Write what was kept, inside the caller's transaction; the (device, task) pairs that have a new version. Raises sqlite3.Error."""
-        if not self._limits.is_written:
-            self._stored_limits = None
-        for table, rows in self._tables.items():
-            self.file.put_all(table, rows.take())
-        self.file.append_all(self._waiting_entries)
-        self._waiting_entries = []
-        self._unwritten_groups.clear()
-        self._unwritten_cache_keys.clear()
+    def take(self) -> Batch:
+        """The next commit, which is under way from here on until `committed`."""
+        rows = {table: rows.take() for table, rows in self._tables.items()}
+        self._entries_under_way, self._waiting_entries = self._waiting_entries, []
+        self._groups = [set(), self._groups[0]]
+        self._cache_keys = [Counter(), self._cache_keys[0]]
         changed, self._changed = self._changed, set()
-        return changed
+        return Batch({table: some for table, some in rows.items() if some}, self._entries_under_way, changed)
+
+    def committed(self) -> None:
+        """The file has what was under way."""
+        for rows in self._tables.values():
+            rows.committed()
+        self._entries_under_way = []
+        self._groups[1] = set()
+        self._cache_keys[1] = Counter()
+        self._stored_limits = None
 
     # rows ----------------------------------------------------------------------------------------------------------------------
 
@@ -194,13 +278,13 @@ class BufferedTables:
         """A prompt group's running or answered call."""
         group = (device, task, step, prompt_id)
         found = self.file.group_calls(*group)
-        if group in self._unwritten_groups:
+        if group in self._groups[0] or group in self._groups[1]:
             found = self._calls.over(found, lambda row: _group_of(row) == group and _stands_for_group(row))
         return found[0] if found else None
 
     def cached_call(self, cache_key: str) -> CallRow | None:
         """The latest answered call under a cache key."""
-        superseded = self._unwritten_cache_keys[cache_key]
+        superseded = self._cache_keys[0][cache_key] + self._cache_keys[1][cache_key]
         found = self.file.cached_calls(cache_key, 1 + superseded)
         if superseded:
             found = self._calls.over(found, lambda row: row.cache_key == cache_key and _is_answer(row))
@@ -214,8 +298,10 @@ class BufferedTables:
     def put_call(self, row: CallRow) -> None:
         """Write a call."""
         self._calls.put(row)
-        self._unwritten_groups.add(_group_of(row))
-        self._unwritten_cache_keys[row.cache_key] += 1
+        self._tried.add("call")
+        self._groups[0].add(_group_of(row))
+        if row.cache_key:
+            self._cache_keys[0][row.cache_key] += 1
 
     def attempt(self, device: str, key: str, number: int) -> AttemptRow | None:
         """One attempt."""
@@ -224,6 +310,7 @@ class BufferedTables:
     def put_attempt(self, row: AttemptRow) -> None:
         """Write an attempt."""
         self._attempts.put(row)
+        self._tried.add("attempt")
 
     def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]:
         """Open attempts whose lease ended."""
@@ -247,6 +334,7 @@ class BufferedTables:
         """Write a budget."""
         self._tried_changes.update(told_to_others(row))
         self._budgets.put(row)
+        self._tried.add("budget")
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
         """Reserve if it fits."""
@@ -270,6 +358,7 @@ class BufferedTables:
     def put_step(self, row: StepRow) -> None:
         """Write a step."""
         self._steps.put(row)
+        self._tried.add("step")
 
     def task(self, device: str, task: str) -> TaskRow | None:
         """A task."""
@@ -279,6 +368,7 @@ class BufferedTables:
         """Write a task."""
         self._tried_changes.add((row.device, row.task))
         self._tasks.put(row)
+        self._tried.add("task_state")
 
     def price(self, key: str) -> PriceRow | None:
         """A shared λ."""
@@ -289,6 +379,7 @@ class BufferedTables:
         if moves_others(self._prices.get(row.key), row):
             self._tried_changes.add(EVERYTHING)
         self._prices.put(row)
+        self._tried.add("price")
 
     def price_member(self, price: str, device: str) -> PriceMember | None:
         """A device's part in a fleet's price."""
@@ -297,6 +388,7 @@ class BufferedTables:
     def put_price_member(self, row: PriceMember) -> None:
         """Write a device's part in a fleet's price."""
         self._members.put(row)
+        self._tried.add("price_member")
 
     def idle_price_members(self, seen_ms: int) -> Sequence[PriceMember]:
         """Members last seen before this time."""
@@ -312,18 +404,20 @@ class BufferedTables:
         if shuts_or_lets_in(self._devices.get(row.device), row):
             self._tried_changes.add((row.device, ""))
         self._devices.put(row)
+        self._tried.add("device")
 
     def set_limits(self) -> Sequence[SetLimits]:
         """What was set at run time; a few rows that every hold asks for."""
         if self._stored_limits is None:
-            self._stored_limits = {(row.scope,): row for row in self.file.set_limits()}
-        rows = self._stored_limits | self._limits.unwritten()
-        return [rows[key] for key in sorted(rows)]
+            self._stored_limits = self._limits.over(self.file.set_limits(), _always)
+        return self._stored_limits
 
     def put_set_limits(self, row: SetLimits) -> None:
         """Write what was set for a scope."""
         self._tried_changes.add(EVERYTHING)
         self._limits.put(row)
+        self._tried.add("set_limits")
+        self._stored_limits = None
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
         """Answered calls last changed before this time."""
@@ -377,16 +471,19 @@ class BufferedTables:
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
         """Entries after this one."""
-        unwritten = (entry for entry in (*self._waiting_entries, *self._tried_entries) if entry.seq > seq)
-        return islice((*self.file.journal_after(seq, limit), *unwritten), limit)
+        unwritten = (*self._entries_under_way, *self._waiting_entries, *self._tried_entries)
+        first = unwritten[0].seq if unwritten else None
+        written = (entry for entry in self.file.journal_after(seq, limit) if first is None or entry.seq < first)
+        return islice((*written, *(entry for entry in unwritten if entry.seq > seq)), limit)
 
     def journal_head(self) -> tuple[int, str]:
         """The last entry's number and hash."""
-        return (self._tried_entries[-1].seq, self._tried_entries[-1].hash) if self._tried_entries else self._head
+        return self._head
 
     def append_journal(self, entry: JournalEntry) -> None:
         """Append an entry."""
         self._tried_entries.append(entry)
+        self._head = (entry.seq, entry.hash)
 
 
 def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow:
@@ -397,7 +494,7 @@ def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow
         raise CoordinatorError("the ledger refused an inconsistent change") from error
 
 
-def _group_of(row: CallRow) -> tuple[str, str, int, str]:
+def _group_of(row: CallRow) -> Group:
     return row.device, row.task, row.step, row.prompt_id
 
 

@@ -25,8 +25,7 @@ from coordinator.accounts import (
 from coordinator.journal import GENESIS, JournalEntry
 from coordinator.ledger import Ledger
 from coordinator.stores.changes import EVERYTHING, ChangeFeed, moves_others, shuts_or_lets_in, told_to_others
-from coordinator.stores.reach import NOTHING, Reach
-from coordinator.stores.transactions import TransactingStore
+from coordinator.stores.store import LedgerStore
 from edge.core.errors import CoordinatorUnavailable
 
 T = TypeVar("T")
@@ -289,7 +288,7 @@ def _sorted_rows(rows: dict[Any, T]) -> list[T]:
     return [rows[key] for key in sorted(rows)]
 
 
-class MemoryLedgerStore(TransactingStore):
+class MemoryLedgerStore(LedgerStore):
     """LedgerStore over MemoryTables. `reopen` plays a restart; `break_down` and `heal` a disk that cannot be written."""
 
     def __init__(self, now: float = 0.0) -> None:
@@ -313,7 +312,7 @@ class MemoryLedgerStore(TransactingStore):
         """Transactions work again."""
         self._broken = False
 
-    async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
         """Run one transaction."""
         if self._broken:
             raise CoordinatorUnavailable("the ledger cannot be written", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

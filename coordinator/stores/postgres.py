@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.ledger import Ledger
 from coordinator.stores.changes import EVERYTHING, ChangeFeed
@@ -28,8 +28,8 @@ from coordinator.stores.postgres_tables import (
     read_statement,
     write_statement,
 )
-from coordinator.stores.reach import NOTHING, Kind, Reach, Want
-from coordinator.stores.transactions import TransactingStore
+from coordinator.stores.reach import NOTHING, Kind, Reach, Want, reach_of
+from coordinator.stores.store import LedgerStore, Operation
 from coordinator.stores.trouble import Writability, not_written
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+P = ParamSpec("P")
 _ORPHANS: Reach = frozenset({(Kind.ORPHANED,)})
 _BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALUE
   VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
@@ -98,7 +99,7 @@ class _Job:
             self.future.set_result(self.value)
 
 
-class PostgresLedgerStore(TransactingStore):
+class PostgresLedgerStore(LedgerStore):
     """LedgerStore over a PostgreSQL database; make it with `open`. Belongs to one event loop."""
 
     def __init__(self, dsn: str, settings: PostgresSettings) -> None:
@@ -145,6 +146,12 @@ class PostgresLedgerStore(TransactingStore):
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait(_Job(work, reach, future))
         return await future
+
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation, with all that it can touch fetched at once."""
+        return await self.transact(
+            lambda ledger: operation.on(ledger, *args, **kwargs), reach_of(operation.name, *args, **kwargs)
+        )
 
     async def aclose(self) -> None:
         """Finish what is queued, leave the replicas and disconnect. Safe to call twice."""

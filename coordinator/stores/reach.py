@@ -1,10 +1,10 @@
-"""Which rows a transaction can touch, told before it runs, so that a store far away fetches them all at once. Knows requests; knows
-nothing of SQL. A reach that says too little costs another round trip, never a wrong answer: the store finds out what was missing.
+"""Which rows an operation can touch, told before it runs, so that a store far away fetches them all at once. A reach that says too little
+costs another round trip, never a wrong answer: the store finds out what was missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -14,9 +14,11 @@ from coordinator.accounts import (
     CloseStepRequest,
     OpenStepRequest,
     ReserveRequest,
+    Settlement,
     share_key,
     step_budget_key,
 )
+from coordinator.ledger import milliseconds
 
 
 class Kind(StrEnum):
@@ -77,14 +79,20 @@ def reserve_reach(request: ReserveRequest) -> Reach:
     return frozenset(wants)
 
 
-def attempt_reach(device: str, key: str, number: int) -> Reach:
+def attempt_reach(device: str, key: str, number: int, *_: object) -> Reach:
     """T2: an attempt with its call, its budgets and its task."""
     return frozenset({(Kind.ATTEMPT, device, key, number)})
 
 
-def sweep_reach(now_ms: int) -> Reach:
+def settle_reach(settlement: Settlement) -> Reach:
+    """T2: the attempt, and the budgets that are looked at afterwards."""
+    attempt = attempt_reach(settlement.device, settlement.key, settlement.attempt)
+    return attempt | budgets_reach(settlement.budgets) | SET_LIMITS
+
+
+def sweep_reach(now: float) -> Reach:
     """T3: what is left over, with all that resolving it touches."""
-    return frozenset({(Kind.EXPIRED, now_ms), (Kind.ORPHANED,)})
+    return frozenset({(Kind.EXPIRED, milliseconds(now)), (Kind.ORPHANED,)})
 
 
 def open_step_reach(request: OpenStepRequest) -> Reach:
@@ -110,3 +118,55 @@ def devices_reach(devices: Iterable[str]) -> Reach:
 def budgets_reach(budgets: Iterable[BudgetTerms]) -> Reach:
     """These budgets."""
     return frozenset((Kind.BUDGET, terms.key) for terms in budgets)
+
+
+def get_budget_reach(device: str, task: str, budgets: Iterable[BudgetTerms]) -> Reach:
+    """A task with these budgets, and what was set over their limits."""
+    return frozenset({(Kind.TASK, device, task)}) | budgets_reach(budgets) | SET_LIMITS
+
+
+def _all(kind: Kind) -> Callable[..., Reach]:
+    return lambda *_, **__: frozenset({(kind,)})
+
+
+def _budget_page(key: str, limit: int, *, with_steps: bool = False) -> Reach:
+    return frozenset({(Kind.BUDGETS_AFTER, key, limit, with_steps)})
+
+
+def _call_page(after_device: str, after_key: str, limit: int, *, device: str = "") -> Reach:
+    return frozenset({(Kind.CALLS_AFTER, after_device, after_key, limit, device)})
+
+
+_REACHES: Mapping[str, Callable[..., Reach]] = {
+    "reserve": reserve_reach,
+    "settle": settle_reach,
+    "refund": attempt_reach,
+    "fail": attempt_reach,
+    "doubt": attempt_reach,
+    "sweep": sweep_reach,
+    "open_step": open_step_reach,
+    "close_step": close_step_reach,
+    "get_call": lambda device, key: frozenset({(Kind.CALL, device, key)}),
+    "get_task": lambda device, task: frozenset({(Kind.TASK, device, task)}),
+    "get_price": lambda key: frozenset({(Kind.PRICE, key)}),
+    "get_budget": get_budget_reach,
+    "list_tasks": _all(Kind.ALL_TASKS),
+    "list_prices": _all(Kind.ALL_PRICES),
+    "list_devices": _all(Kind.ALL_DEVICES),
+    "list_budgets": _all(Kind.ALL_BUDGETS),
+    "list_budgets_after": _budget_page,
+    "list_calls_after": _call_page,
+    "list_set_limits": _all(Kind.SET_LIMITS),
+    "set_limits": _all(Kind.SET_LIMITS),
+    "register_device": lambda device, *_: devices_reach([device]),
+    "saw_devices": devices_reach,
+    "set_device_disabled": lambda device, *_: devices_reach([device]),
+    "leave_idle_prices": lambda seen_before, _: frozenset({(Kind.IDLE_PRICE_MEMBERS, milliseconds(seen_before))}),
+    "purge_results": lambda before, _: frozenset({(Kind.OLD_RESULTS, milliseconds(before))}),
+    "read_journal": lambda after, limit: frozenset({(Kind.JOURNAL, after, limit)}),
+}
+
+
+def reach_of(operation: str, *args: Any, **kwargs: Any) -> Reach:
+    """What an operation with these arguments can touch."""
+    return _REACHES[operation](*args, **kwargs)

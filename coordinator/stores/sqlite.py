@@ -1,8 +1,7 @@
-"""The ledger in one SQLite file. Knows files, the writer thread and group commit; knows nothing of what the rows mean.
+"""The ledger in one SQLite file (WAL, synchronous=FULL).
 
-One thread owns the one connection that writes. It drains its queue, runs everything over rows in memory where a refused operation leaves
-nothing behind, writes what changed in one transaction (WAL, synchronous=FULL), and only then tells the callers. A second process is refused
-by a lock file beside the ledger.
+A thread owns the one connection that writes: BEGIN, all rows, COMMIT. The event loop reads over a second one, which can only read. Another
+process is refused by a lock file beside the ledger.
 """
 
 from __future__ import annotations
@@ -15,75 +14,47 @@ import os
 import queue
 import sqlite3
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 from urllib.parse import quote
 
 from coordinator import failpoints
-from coordinator.ledger import Ledger
-from coordinator.stores.buffered import BufferedTables
-from coordinator.stores.changes import ChangeFeed
+from coordinator.stores.buffered import Batch
+from coordinator.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
 from coordinator.stores.migrations import LEDGER, History, migrate_sqlite_file, migrated_copy
-from coordinator.stores.reach import NOTHING, Reach
 from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
-from coordinator.stores.transactions import TransactingStore
-from coordinator.stores.trouble import DAMAGED, Writability, advice, cannot_open_file, not_written
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
+from coordinator.stores.trouble import DAMAGED, advice, cannot_open_file
+from edge.core.errors import StateError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 StorePath = str | os.PathLike[str]
 PAGES_OF_COMMIT = 8
-"""A commit changes about so many pages of the file, and one more for each operation: counted in the write-ahead log."""
+"""A commit changes about so many pages of the file, and one more for each journal entry: counted in the write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits and batches: seconds to wait for a foreign lock on the file, most operations per commit; and its schema.
+    """How the store waits: seconds for a foreign lock on the file, how commits gather; and its schema.
 
-    After a commit of `crowd` operations or more, the next one waits `gather_s` for others to come along. What the write-ahead log holds is
-    moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
+    What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
     """
 
     busy_timeout_s: float = 2.0
-    max_batch: int = 512
-    crowd: int = 4
-    gather_s: float = 0.002
+    commits: CommitSettings = field(default_factory=CommitSettings)
     checkpoint_pages: int = 2000
     schema: History = LEDGER
 
 
-@dataclass(slots=True)
-class _Job:
-    """One operation: what to run, and the future of the loop that awaits it."""
-
-    work: Callable[[Ledger], Any]
-    future: asyncio.Future[Any]
-    value: Any = None
-    error: Exception | None = None
-
-    def deliver(self) -> None:
-        """Tell the caller; on its own loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
-
-
-class SqliteLedgerStore(TransactingStore):
+class SqliteLedgerStore(GroupCommitStore):
     """LedgerStore over one SQLite file; make it with `open`."""
 
-    def __init__(self, writer: _Writer) -> None:
-        self._writer = writer
-        self.feed = writer.feed
-        self._closed = False
+    def __init__(self, disk: SqliteDisk, epoch: int, settings: SqliteSettings) -> None:
+        super().__init__(disk, epoch, str(disk.path), settings.commits)
+        self._file = disk
 
     @classmethod
     async def open(cls, path: StorePath, now: float, settings: SqliteSettings | None = None) -> SqliteLedgerStore:
@@ -91,211 +62,177 @@ class SqliteLedgerStore(TransactingStore):
 
         Raises StateError: in use by another process, damaged, of another version, or in a folder that cannot be written.
         """
-        writer = _Writer(Path(path), settings or SqliteSettings())
-        await asyncio.wrap_future(writer.start(now))
-        return cls(writer)
-
-    @property
-    def commits(self) -> int:
-        """Commits so far; `operations / commits` is the mean size of a batch."""
-        return self._writer.commits
-
-    @property
-    def operations(self) -> int:
-        """Operations committed so far."""
-        return self._writer.operations
-
-    async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
-        """Run one transaction on the writer thread."""
-        if self._closed:
-            raise _unavailable("the ledger is closed")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._writer.jobs.put(_Job(work, future))
-        return await future
+        settings = settings or SqliteSettings()
+        disk = SqliteDisk(Path(path), settings)
+        try:
+            epoch = await disk.open()
+            store = cls(disk, epoch, settings)
+            await store.begin(now)
+        except BaseException as error:
+            await disk.close(clean=False)  # who is told may try again at once
+            if isinstance(error, Exception):
+                raise _as_state_error(disk.path, error) from error
+            raise
+        return store
 
     async def aclose(self) -> None:
         """Finish what is queued, mark the file clean and close it. Safe to call twice."""
-        if not self._closed:
-            self._closed = True
-            self._writer.jobs.put(None)
-            self.feed.close()
-        await asyncio.to_thread(self._writer.join)
+        await self.stop()
+        await self._file.close(clean=True)
 
 
-class _Writer:
-    """The thread that owns the connection."""
+class NotWritten(Exception):
+    """A batch may not have been written; the message says why, and what to do about it."""
+
+
+class SqliteDisk:
+    """LedgerDisk over a file. Its thread opens the file, writes batches in their order, and closes it."""
 
     def __init__(self, path: Path, settings: SqliteSettings) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.feed = ChangeFeed()
-        self._path = path
+        self.path = path
         self._settings = settings
-        self._epoch = 0
-        self._inode = 0
-        self._connection: sqlite3.Connection | None = None
-        self._tables: BufferedTables | None = None
-        self._ready: Future[None] = Future()
+        self._loop = asyncio.get_running_loop()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
-        self._opened_at = 0.0
-        self._last_batch = 0
+        self._held = contextlib.ExitStack()
+        self._inode = 0
+        self._writing: sqlite3.Connection | None = None
+        self._reading: sqlite3.Connection | None = None
         self._pages_in_log = 0
-        self._never = threading.Event()
-        self._writability = Writability()
-        self.commits = 0
-        self.operations = 0
 
-    def start(self, now: float) -> Future[None]:
-        """Start the thread; the future is done when the file is open, or holds why it is not."""
-        self._opened_at = now
+    # on the loop ---------------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> int:
+        """Take the file's lock, check what is there or make it; returns the number of this process run."""
         self._thread.start()
-        return self._ready
+        return await self._in_thread(self._open)
 
-    def join(self) -> None:
-        """Wait for the thread to end."""
-        self._thread.join()
+    def rows(self) -> SqliteTables:
+        """The rows of the last commit, over a fresh connection. Raises ReadFailed."""
+        self._stop_reading()
+        try:
+            self._reading = sqlite3.connect(
+                f"file:{quote(str(self.path))}?mode=ro", timeout=self._settings.busy_timeout_s, uri=True, isolation_level=None
+            )
+            return SqliteTables(self._reading, failed=_read_failed)
+        except sqlite3.Error as error:
+            raise _read_failed(error) from error
+
+    def sync(self, batch: Batch, done: Done) -> None:
+        """Write a batch as one transaction."""
+        self._work.put(lambda: self._write_and_tell(batch, done))
+
+    async def close(self, *, clean: bool) -> None:
+        """Write what is queued, mark the file as `clean`, and give the lock back. Safe to call twice."""
+        self._stop_reading()
+        if self._thread.is_alive():
+            if clean:
+                self._work.put(self._mark_clean)
+            self._work.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                value = work()
+            except Exception as error:  # belongs to whoever awaits it
+                self._on_loop(lambda error=error: None if done.done() else done.set_exception(error))  # type: ignore[misc]
+            else:
+                self._on_loop(lambda: None if done.done() else done.set_result(value))
+
+        self._work.put(run)
+        return await done
+
+    # on the thread -------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(exclusive_lock(self._path))
-                self._open()
-            except Exception as error:
-                self._disconnect()
-                stack.close()  # who is told may try again at once
-                self._ready.set_exception(_as_state_error(self._path, error))
-                return
-            self._ready.set_result(None)
-            while self._run_batch(self._next_batch()):
-                pass
-            self._close()
-
-    def _next_batch(self) -> list[_Job | None]:
-        """Wait for one job and take along what else is queued.
-
-        Where the last ones came together, so will the next: they are given a moment to, because a commit costs the same for many.
-        """
-        batch = [self.jobs.get()]
-        if self._last_batch >= self._settings.crowd and batch[0] is not None:
-            self._never.wait(self._settings.gather_s)
-        with contextlib.suppress(queue.Empty):
-            while batch[-1] is not None and len(batch) < self._settings.max_batch:
-                batch.append(self.jobs.get_nowait())
-        self._last_batch = len(batch)
-        return batch
-
-    def _run_batch(self, batch: list[_Job | None]) -> bool:
-        """Run and commit; False when the store is to be closed."""
-        jobs = [job for job in batch if job is not None]
-        if jobs:
-            self._commit_or_abandon(jobs)
-            _deliver(jobs)
-            self._checkpoint(len(jobs))
-        return batch[-1] is not None
-
-    def _checkpoint(self, operations: int) -> None:
-        """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable."""
-        self._pages_in_log += PAGES_OF_COMMIT + operations
-        if self._pages_in_log < self._settings.checkpoint_pages or self._connection is None:
-            return
-        self._pages_in_log = 0
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-
-    def _commit_or_abandon(self, jobs: list[_Job]) -> None:
-        """Commit all together; where the file refuses a row, each by itself, so that only the one that wrote it fails."""
-        try:
-            self._commit(jobs)
-        except (sqlite3.IntegrityError, ValueError, OverflowError) as error:
+        with self._held:
+            while (work := self._work.get()) is not None:
+                work()
             self._disconnect()
-            if len(jobs) == 1:
-                rule = str(error) if isinstance(error, sqlite3.IntegrityError) else type(error).__name__
-                log.error("the ledger refused an inconsistent change: %s", rule)
-                jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
-                return
-            for job in jobs:
-                self._commit_or_abandon([job])
-        except (sqlite3.Error, OSError) as error:
-            self._abandon(jobs, error)
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        tables = self._connected()
-        ledger = Ledger(tables, self._epoch)
-        for job in jobs:
-            _run(tables, ledger, job)
-        if not tables.is_written:
-            changed = self._write(tables)
-            self.commits += 1
-            self._writability.wrote()
-            self.feed.publish(changed)
-        self.operations += len(jobs)
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call)
 
-    def _write(self, tables: BufferedTables) -> set[tuple[str, str]]:
-        """One transaction of the file."""
-        assert self._connection is not None
-        self._connection.execute("BEGIN IMMEDIATE")
-        changed = tables.write()
-        failpoints.reach("before_commit")
-        self._connection.execute("COMMIT")
-        failpoints.reach("after_commit")
-        return changed
-
-    def _abandon(self, jobs: list[_Job], error: Exception) -> None:
-        """Nothing of the batch happened; the next batch starts on a fresh connection."""
-        self._disconnect()
-        self._writability.failed(f"{self._path}: {error} ({advice(error)})")
-        for job in jobs:
-            job.value, job.error = None, not_written()
-
-    def _connected(self) -> BufferedTables:
-        """The rows; over a fresh connection after a failure. Raises OSError when the file was removed or replaced."""
-        if self._path.stat().st_ino != self._inode:
-            raise OSError(f"{self._path} was replaced")
-        if self._tables is None:
-            self._connection = _connect(self._path, self._settings)
-            self._tables = BufferedTables(SqliteTables(self._connection))
-        return self._tables
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.close()
-            self._connection = None
-        self._tables = None
-
-    def _open(self) -> None:
-        """Check what is there, or make it; then begin this process's epoch."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _make_private(self._path)
-        has_wal = _has_content(self._path.with_name(f"{self._path.name}-wal"))  # reading a copy leaves an empty one
-        _prepare_file(self._path, self._settings)
-        self._connection = connection = _connect(self._path, self._settings)
-        self._inode = self._path.stat().st_ino
+    def _open(self) -> int:
+        self._held.enter_context(exclusive_lock(self.path))
+        _make_private(self.path)
+        has_wal = _has_content(self.path.with_name(f"{self.path.name}-wal"))  # reading a copy leaves an empty one
+        _prepare_file(self.path, self._settings)
+        self._writing = connection = _connect(self.path, self._settings)
+        self._inode = self.path.stat().st_ino
         file = SqliteTables(connection)
         if file.meta("epoch") and not file.meta("stopped_cleanly"):
-            _check_integrity(connection, self._path)
+            _check_integrity(connection, self.path)
             if not has_wal:
-                _tell_of_a_copy(file, self._path)
-        self._epoch = file.meta("epoch") + 1
-        connection.execute("BEGIN IMMEDIATE")
-        file.put_meta("epoch", self._epoch)
-        file.put_meta("stopped_cleanly", 0)
-        self._tables = BufferedTables(file)
-        Ledger(self._tables, self._epoch).recover(self._opened_at)
-        self._tables.keep()
-        self._tables.write()
-        connection.execute("COMMIT")
-        connection.execute("PRAGMA wal_checkpoint")  # so that the file alone, too, says that it is in use
+                _tell_of_a_copy(file, self.path)
+        return file.meta("epoch") + 1
 
-    def _close(self) -> None:
+    def _write_and_tell(self, batch: Batch, done: Done) -> None:
+        error: Exception | None = None
+        try:
+            self._write(batch)
+        except (sqlite3.IntegrityError, ValueError, OverflowError) as refused:
+            error = RowsRefused(str(refused) if isinstance(refused, sqlite3.IntegrityError) else type(refused).__name__)
+        except (sqlite3.Error, OSError) as failed:
+            error = NotWritten(f"{failed} ({advice(failed)})")
+        if error is not None:
+            self._disconnect()
+        self._on_loop(lambda: done(error))
+        if error is None:
+            self._checkpoint(batch)
+
+    def _write(self, batch: Batch) -> None:
+        """One transaction of the file. Raises OSError when the file was removed or replaced."""
+        if self.path.stat().st_ino != self._inode:
+            raise OSError(f"{self.path} was replaced")
+        if self._writing is None:
+            self._writing = _connect(self.path, self._settings)
+        file = SqliteTables(self._writing)
+        self._writing.execute("BEGIN IMMEDIATE")
+        for table, rows in batch.rows.items():
+            file.put_all(table, rows)
+        file.append_all(batch.journal)
+        for name, number in batch.numbers.items():
+            file.put_meta(name, number)
+        failpoints.reach("before_commit")
+        self._writing.execute("COMMIT")
+        failpoints.reach("after_commit")
+
+    def _checkpoint(self, batch: Batch) -> None:
+        """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable.
+
+        At the start it is moved at once, so that the file alone, too, says that it is in use.
+        """
+        self._pages_in_log += PAGES_OF_COMMIT + len(batch.journal)
+        if (self._pages_in_log >= self._settings.checkpoint_pages or batch.numbers) and self._writing is not None:
+            self._pages_in_log = 0
+            with contextlib.suppress(sqlite3.Error):
+                self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _mark_clean(self) -> None:
         with contextlib.suppress(sqlite3.Error, OSError):
-            self._connected()
-            connection = self._connection
-            assert connection is not None
-            connection.execute("BEGIN IMMEDIATE")
-            SqliteTables(connection).put_meta("stopped_cleanly", 1)
-            connection.execute("COMMIT")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        self._disconnect()
+            self._write(Batch({}, (), set(), {"stopped_cleanly": 1}))
+            assert self._writing is not None
+            self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _disconnect(self) -> None:
+        if self._writing is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._writing.close()
+            self._writing = None
+
+
+def _read_failed(error: sqlite3.Error) -> ReadFailed:
+    return ReadFailed(f"{error} ({advice(error)})")
 
 
 @contextlib.contextmanager
@@ -386,35 +323,6 @@ def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
     return connection
 
 
-def _run(tables: BufferedTables, ledger: Ledger, job: _Job) -> None:
-    """Run one operation; its refusal undoes only itself. A failing database raises, for the whole batch."""
-    job.value, job.error = None, None
-    try:
-        job.value = job.work(ledger)
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # the refusal belongs to whoever awaits it
-        job.error = error
-        tables.roll_back()
-    else:
-        tables.keep()
-
-
-def _deliver(jobs: list[_Job]) -> None:
-    """Tell the callers, with one wake-up per event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = defaultdict(list)
-    for job in jobs:
-        by_loop[job.future.get_loop()].append(job)
-    for loop, ready in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_deliver_all, ready)
-
-
-def _deliver_all(jobs: list[_Job]) -> None:
-    for job in jobs:
-        job.deliver()
-
-
 def _prepare_file(path: Path, settings: SqliteSettings) -> None:
     """Make the tables in an empty file; bring those of an older version to this one, with a backup beside the file. Raises StateError.
 
@@ -493,7 +401,3 @@ def _in_use(path: Path, lock: IO[str]) -> str:
 
 def _as_state_error(path: Path, error: Exception) -> StateError:
     return error if isinstance(error, StateError) else cannot_open_file(path, error)
-
-
-def _unavailable(message: str) -> CoordinatorUnavailable:
-    return CoordinatorUnavailable(message, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

@@ -171,8 +171,10 @@ ROWS_PER_STATEMENT = 32
 class SqliteTables:
     """Rows read over one connection, and whole rows written."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, failed: Callable[[sqlite3.Error], Exception] | None = None) -> None:
+        """`failed` makes of an error what is raised in its place, and every answer is then fetched at once."""
         self.connection = connection
+        self._failed = failed
 
     def call(self, device: str, key: str) -> CallRow | None:
         """A call by its key."""
@@ -325,10 +327,20 @@ class SqliteTables:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def _one(self, sql: str, *values: Any) -> Any:
-        return self.connection.execute(sql, values).fetchone()
+        try:
+            return self.connection.execute(sql, values).fetchone()
+        except sqlite3.Error as error:
+            if self._failed is None:
+                raise
+            raise self._failed(error) from error
 
-    def _all(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        return self.connection.execute(sql, values)
+    def _all(self, sql: str, *values: Any) -> Iterable[Any]:
+        if self._failed is None:
+            return self.connection.execute(sql, values)
+        try:
+            return self.connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     def put_all(self, table: str, rows: Iterable[Any]) -> None:
         """Insert or replace whole rows of this table."""

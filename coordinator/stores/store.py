@@ -1,9 +1,9 @@
-"""The role of a ledger store: runs the ledger's transactions durably. Knows nothing of SQL, gRPC or providers.
+"""The role of a ledger store: it runs the ledger's operations durably, each as one transaction.
 
 Contract (tests/contracts/test_ledger_store.py):
-- Each method is one transaction: it happens wholly or not at all, and it is durable before the method returns. Nothing is awaited inside.
-- committed + reserved + set_aside <= limit in every unit of every budget after every transaction.
-- A cancelled caller does not undo a transaction that was already queued; calling again with the same key tells what happened.
+- Each operation happens wholly or not at all, and is durable before its caller is told. Nothing is awaited inside.
+- committed + reserved + set_aside <= limit in every unit of every budget after every operation.
+- A cancelled caller does not undo an operation that was already queued; calling again with the same key tells what happened.
 - A store that cannot write raises CoordinatorUnavailable with reason LEDGER_UNAVAILABLE, changes nothing, and works again once it can.
 - Opening a store starts a new epoch: attempts of process runs that are gone are swept at once (`recover`). Where several processes share
   a store, those of the living ones are left alone; a process that dies is noticed when its own lease is over, and then swept too.
@@ -11,152 +11,53 @@ Contract (tests/contracts/test_ledger_store.py):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from coordinator.accounts import (
-    Amount,
-    AttemptRow,
-    BudgetRow,
-    BudgetTerms,
-    BudgetView,
-    CallRow,
-    CloseStepRequest,
-    DeviceRow,
-    OpenStepRequest,
-    PriceMember,
-    PriceRow,
-    ReserveOutcome,
-    ReserveRequest,
-    Resolution,
-    SetLimits,
-    Settlement,
-    StepRow,
-    TaskRow,
-)
-from coordinator.journal import JournalEntry
-from coordinator.stores.changes import DeviceTask
+from coordinator.ledger import Ledger
+from coordinator.stores.changes import ChangeFeed, DeviceTask
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class LedgerStore(Protocol):
-    """Balances, calls, steps and the journal."""
+class Operation(Generic[P, T]):
+    """A transition of `Ledger` as a method of every store. What it does, takes and raises is said there, once."""
 
-    async def reserve(self, request: ReserveRequest) -> ReserveOutcome:
-        """T1: hold the most a call can cost, or say what became of its key.
+    def __init__(self, transition: Callable[Concatenate[Ledger, P], T]) -> None:
+        self.name = transition.__name__
+        self.__doc__ = transition.__doc__
 
-        Raises KeyReused, BudgetExhausted (metadata `budget`, `unit`, `scope`), StepMismatch (the step is not open), InvalidRequest,
-        PermissionDenied (the device is disabled).
-        """
-        ...
+    @overload
+    def __get__(self, store: None, owner: type[LedgerStore]) -> Operation[P, T]: ...
 
-    async def settle(self, settlement: Settlement) -> Resolution:
-        """T2: commit what an answered attempt cost and store the answer; at most once. Raises NotFound."""
-        ...
+    @overload
+    def __get__(self, store: LedgerStore, owner: type[LedgerStore]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
-    async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2: give a hold back; only for an attempt that was definitely not executed. Raises NotFound."""
-        ...
+    def __get__(
+        self, store: LedgerStore | None, owner: type[LedgerStore]
+    ) -> Operation[P, T] | Callable[P, Coroutine[Any, Any, T]]:
+        return self if store is None else partial(store.perform, self)
 
-    async def fail(self, device: str, key: str, attempt: int, reason: str, charge: Amount | None, now: float) -> Resolution:
-        """T2: an attempt that was executed but gave no usable answer; charged at `charge` or, when None, at the hold."""
-        ...
+    def on(self, ledger: Ledger, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the transition."""
+        result: T = getattr(ledger, self.name)(*args, **kwargs)
+        return result
 
-    async def doubt(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2: an attempt that may have been executed (cut, time-out): IN_DOUBT, charged at the hold."""
-        ...
 
-    async def sweep(self, now: float) -> tuple[AttemptRow, ...]:
-        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold. Returns them."""
-        ...
+class LedgerStore:
+    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`; one that wraps another, `perform`."""
 
-    async def open_step(self, request: OpenStepRequest) -> StepRow:
-        """T4: open a step, or return it as it was opened. Raises StepMismatch unless it is the next or the open one."""
-        ...
+    feed: ChangeFeed
 
-    async def close_step(self, request: CloseStepRequest) -> StepRow:
-        """T4: move λ, exactly once; the same numbers again return the first answer, other numbers raise KeyReused.
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """Run `work` as one durable transaction; it leaves nothing behind when it raises."""
+        raise NotImplementedError
 
-        Raises StepMismatch unless it is the open step, InvalidRequest when the numbers cannot be.
-        """
-        ...
-
-    async def get_call(self, device: str, key: str) -> CallRow:
-        """A device's own call. Raises NotFound."""
-        ...
-
-    async def get_task(self, device: str, task: str) -> TaskRow | None:
-        """λ, τ and next step of a task; None before its first step or call."""
-        ...
-
-    async def list_tasks(self) -> tuple[TaskRow, ...]:
-        """The tasks of all devices, sorted by device and task."""
-        ...
-
-    async def get_price(self, key: str) -> PriceRow | None:
-        """A λ shared by tasks or devices (`price_key`); None before its first step."""
-        ...
-
-    async def list_prices(self) -> tuple[PriceRow, ...]:
-        """All shared λ, sorted by key."""
-        ...
-
-    async def leave_idle_prices(self, seen_before: float, now: float) -> tuple[PriceMember, ...]:
-        """Members of fleets' prices last seen before this time leave their rounds. Returns them."""
-        ...
-
-    async def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
-        """Note a registration; the first time seen stays. Raises PermissionDenied for a disabled device."""
-        ...
-
-    async def saw_devices(self, seen: Mapping[str, float]) -> None:
-        """Note when registered devices were last seen (seconds since the epoch); unknown ones are left out."""
-        ...
-
-    async def set_device_disabled(self, device: str, disabled: bool, now: float) -> DeviceRow:
-        """Refuse holds and steps of a device from now on, also of one that never registered, or let it in again.
-
-        Raises InvalidRequest without an id, NotFound for one to be let in that nobody knows.
-        """
-        ...
-
-    async def list_devices(self) -> tuple[DeviceRow, ...]:
-        """All devices, sorted by id."""
-        ...
-
-    async def list_budgets(self) -> tuple[BudgetRow, ...]:
-        """All budgets, sorted by key."""
-        ...
-
-    async def list_budgets_after(self, key: str, limit: int, *, with_steps: bool = False) -> tuple[BudgetRow, ...]:
-        """A page of budgets: at most `limit` above this key, sorted by it; the call credits of steps only when asked for."""
-        ...
-
-    async def list_calls_after(self, after_device: str, after_key: str, limit: int, *, device: str = "") -> tuple[CallRow, ...]:
-        """A page of calls: at most `limit` above (after_device, after_key), sorted by both; of one device, or of all ("")."""
-        ...
-
-    async def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
-        """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
-        ...
-
-    async def list_set_limits(self) -> tuple[SetLimits, ...]:
-        """What was set at run time over the configured limits, sorted by scope."""
-        ...
-
-    async def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
-        """Set limits of a scope over the configured ones, for every process that shares the store; AS_CONFIGURED takes one back.
-
-        Holds taken from now on follow them: one that follows others is answered Outdated. Returns what was set, of all scopes.
-        """
-        ...
-
-    async def purge_results(self, before: float, now: float) -> int:
-        """Forget the answer texts of calls last changed before this time; returns how many. Charges and digests stay."""
-        ...
-
-    async def read_journal(self, after: int, limit: int) -> tuple[JournalEntry, ...]:
-        """Up to `limit` entries with a sequence number above `after` (0: from the start)."""
-        ...
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation."""
+        return await self.transact(lambda ledger: operation.on(ledger, *args, **kwargs))
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
@@ -166,8 +67,35 @@ class LedgerStore(Protocol):
         Starts with the first `__anext__`; ends when the store is closed. A pair that changes again before it was told is told once; one
         may be told that did not change.
         """
-        ...
+        return self.feed.changes()
 
     async def aclose(self) -> None:
         """Finish what is queued and close. Safe to call twice."""
-        ...
+        raise NotImplementedError
+
+    reserve = Operation(Ledger.reserve)
+    settle = Operation(Ledger.settle)
+    refund = Operation(Ledger.refund)
+    fail = Operation(Ledger.fail)
+    doubt = Operation(Ledger.doubt)
+    sweep = Operation(Ledger.sweep)
+    open_step = Operation(Ledger.open_step)
+    close_step = Operation(Ledger.close_step)
+    get_call = Operation(Ledger.get_call)
+    get_task = Operation(Ledger.get_task)
+    get_price = Operation(Ledger.get_price)
+    get_budget = Operation(Ledger.get_budget)
+    list_tasks = Operation(Ledger.list_tasks)
+    list_prices = Operation(Ledger.list_prices)
+    list_devices = Operation(Ledger.list_devices)
+    list_budgets = Operation(Ledger.list_budgets)
+    list_budgets_after = Operation(Ledger.list_budgets_after)
+    list_calls_after = Operation(Ledger.list_calls_after)
+    list_set_limits = Operation(Ledger.list_set_limits)
+    set_limits = Operation(Ledger.set_limits)
+    register_device = Operation(Ledger.register_device)
+    saw_devices = Operation(Ledger.saw_devices)
+    set_device_disabled = Operation(Ledger.set_device_disabled)
+    leave_idle_prices = Operation(Ledger.leave_idle_prices)
+    purge_results = Operation(Ledger.purge_results)
+    read_journal = Operation(Ledger.read_journal)
