@@ -193,6 +193,16 @@ class BudgetRow(Struct, frozen=True, gc=False):
         """Committed and reserved together; never above `limits`."""
         return self.committed.plus(self.reserved)
 
+    @property
+    def within_limits(self) -> bool:
+        """Whether what is committed, reserved and set aside lies within the limits, in every unit."""
+        limits, spent, open_, aside = self.limits, self.committed, self.reserved, self.set_aside
+        return (
+            (limits.calls is None or spent.calls + open_.calls + aside.calls <= limits.calls)
+            and (limits.tokens is None or spent.tokens + open_.tokens + aside.tokens <= limits.tokens)
+            and (limits.uusd is None or spent.uusd + open_.uusd + aside.uusd <= limits.uusd)
+        )
+
     def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
         """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
         return replace(self, reserved=self.reserved.plus(amount), set_aside=self.set_aside.minus(from_aside))

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from coordinator.fleet import LOCAL_PEERS, identify
 from coordinator.pki import CertificateFacts, Holder, certificate_facts, parse_holder
@@ -38,6 +38,7 @@ SERVICES_OF_ROLE: Mapping[str, frozenset[str]] = {
     "metrics": frozenset(),
 }
 MAX_REMEMBERED = 4096
+T = TypeVar("T")
 BEARER = "bearer "
 
 
@@ -147,17 +148,34 @@ class Authenticator:
         self._tokens_only = tokens_only
         self._allow_remote = allow_remote
         self._certificates: OrderedDict[bytes, CertificateFacts] = OrderedDict()
+        self._identities: OrderedDict[CallFacts, Identity] = OrderedDict()
 
     def authenticate(self, facts: CallFacts) -> Identity:
-        """The caller's identity. Raises Unauthenticated, PermissionDenied, RateLimited, InvalidRequest, CoordinatorUnavailable."""
+        """The caller's identity. Raises Unauthenticated, PermissionDenied, RateLimited, InvalidRequest, CoordinatorUnavailable.
+
+        Who showed the very same before is only held to time, keys and epochs again.
+        """
+        known = self._identities.get(facts)
+        if known is not None:
+            self._counting_failures(facts, lambda: self.require_current(known))
+            return known
+        identity = self._identities[facts] = self._identified(facts)
+        if len(self._identities) > MAX_REMEMBERED:
+            self._identities.popitem(last=False)
+        return identity
+
+    def _identified(self, facts: CallFacts) -> Identity:
         token = _token_of(facts)
         self._refuse_what_was_shown_to_the_network(facts, token)
         if not token and facts.certificate_pem is None:
             return self._uncredentialed(facts)
         if token and not self._tokens.is_known(token):
             self._limiter.require_patience(facts.peer)
+        return self._counting_failures(facts, lambda: self._credentialed(facts, token))
+
+    def _counting_failures(self, facts: CallFacts, check: Callable[[], T]) -> T:
         try:
-            return self._credentialed(facts, token)
+            return check()
         except Unauthenticated as error:
             if self._limiter.note_failure(facts.peer):
                 log.warning("refused a credential from %s: %s", facts.peer, error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +50,18 @@ class BudgetBook:
     def __init__(self, configured: BudgetsConfig, fairness_floor: float = 0.0) -> None:
         self.limits = self._configured = configured
         self.rows: tuple[SetLimits, ...] = ()
+        self.version = 0
+        """Which limits set at run time these are."""
         self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
         self._known_hour = -1
         self.replace_floor(fairness_floor)
-
-    @property
-    def version(self) -> int:
-        """Which limits set at run time these are."""
-        return limits_version(self.rows)
 
     def learn(self, rows: Sequence[SetLimits]) -> bool:
         """Take what a ledger says was set at run time; False when it is known, or older than what is."""
         if limits_version(rows) <= self.version:
             return False
         self.rows = tuple(rows)
+        self.version = limits_version(rows)
         self.limits = overlaid(self._configured, rows)
         self._known.clear()
         return True
@@ -108,13 +106,9 @@ def snapshot(
     task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]
 ) -> BudgetSnapshot:
     """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
-    used = [row.used for row in budgets]
-    keys = [now.key for now in asked]
-    calls, calls_limit, calls_period = _tightest([amount.calls for amount in used], [now.limits.calls for now in asked], keys)
-    tokens, tokens_limit, tokens_period = _tightest(
-        [amount.tokens for amount in used], [now.limits.tokens for now in asked], keys
-    )
-    spend, spend_limit, spend_period = _tightest([amount.uusd for amount in used], [now.limits.uusd for now in asked], keys)
+    calls, calls_limit, calls_period = _tightest("calls", budgets, asked)
+    tokens, tokens_limit, tokens_period = _tightest("tokens", budgets, asked)
+    spend, spend_limit, spend_period = _tightest("uusd", budgets, asked)
     return BudgetSnapshot(
         version=task.version if task else 0,
         dual=task.dual if task else terms.dual_init,
@@ -131,17 +125,25 @@ def snapshot(
     )
 
 
-def _tightest(used: Sequence[int], limits: Sequence[int | None], keys: Sequence[str]) -> tuple[int, int | None, str]:
+def _tightest(unit: str, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]) -> tuple[int, int | None, str]:
     """Used, limit and period of the budget with the least left; the limit may lie below what is used where it was lowered since."""
-    found: tuple[int, int | None] = used[min(1, len(used) - 1)], None
-    least, of_key = math.inf, ""
-    for spent, limit, key in zip(used, limits, keys, strict=True):
-        if limit is not None and max(0, limit - spent) < least:
-            least, of_key = max(0, limit - spent), key
-            found = spent, limit
-    return *found, _period_of(of_key) if of_key else ""
+    tightest: tuple[int, int | None, str] | None = None
+    least = 0
+    for row, terms in zip(budgets, asked, strict=True):
+        limit = getattr(terms.limits, unit)
+        if limit is None:
+            continue
+        spent = getattr(row.committed, unit) + getattr(row.reserved, unit)
+        left = max(0, limit - spent)
+        if tightest is None or left < least:
+            least, tightest = left, (spent, limit, terms.key)
+    if tightest is not None:
+        return *tightest[:2], _period_of(tightest[2])
+    own = budgets[min(1, len(budgets) - 1)]
+    return getattr(own.committed, unit) + getattr(own.reserved, unit), None, ""
 
 
+@lru_cache(maxsize=4096)
 def _period_of(key: str) -> str:
     """The window that a budget's key counts in, by the length of its label."""
     return _WINDOW_BY_LABEL_CHARS.get(len(_window_of(key)), "total")

@@ -36,17 +36,25 @@ def identity_of_call() -> Identity:
     return _IDENTITY.get()
 
 
-def facts_of(context: Any) -> CallFacts:
-    """What the transport knows of a call."""
-    metadata = {key: value for key, value in reversed(context.invocation_metadata() or ()) if isinstance(value, str)}
+def facts_of(context: Any, *, tls: bool = True) -> CallFacts:
+    """What the transport knows of a call; not `tls`: the listener speaks none, so that there is no certificate to look for."""
+    authorization = claimed_device = ""
+    for key, value in reversed(context.invocation_metadata() or ()):
+        if key == AUTHORIZATION_KEY and isinstance(value, str):
+            authorization = value
+        elif key == DEVICE_ID_KEY and isinstance(value, str):
+            claimed_device = value
+    peer = context.peer()
+    if not tls or peer.startswith("unix:"):
+        return CallFacts(peer, authorization=authorization, claimed_device=claimed_device)
     shown = context.auth_context()
     certificate = shown.get("x509_pem_cert")
     return CallFacts(
-        peer=context.peer(),
+        peer=peer,
         encrypted=shown.get("transport_security_type", (b"",))[0] == b"ssl",
         certificate_pem=bytes(certificate[0]) if certificate else None,
-        authorization=metadata.get(AUTHORIZATION_KEY, ""),
-        claimed_device=metadata.get(DEVICE_ID_KEY, ""),
+        authorization=authorization,
+        claimed_device=claimed_device,
     )
 
 
@@ -60,10 +68,11 @@ async def refuse(context: Any, error: CoordinatorError) -> NoReturn:
 class Guard(WrappingInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None) -> None:
+    def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None, *, tls: bool = True) -> None:
         super().__init__()
         self._authenticator = authenticator
         self._handshakes = handshakes
+        self._tls = tls
 
     def passes(self, method: str, handler: Any) -> bool:
         """What does not exist is open."""
@@ -71,7 +80,7 @@ class Guard(WrappingInterceptor):
 
     def admit(self, service: str, context: Any) -> Identity | None:
         """Authenticate and authorize a call before its first message; None for what is open to everybody. Raises CoordinatorError."""
-        facts = facts_of(context)
+        facts = facts_of(context, tls=self._tls)
         if self._handshakes is not None and facts.encrypted:
             self._handshakes.served(facts.peer)
         if not needs_identity(service):

@@ -340,12 +340,17 @@ class Ledger:
     def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
         """Hold on every budget concerned, in sorted order, all or nothing (a refusal rolls the transaction back)."""
         keys: set[str] = set()
-        for terms in sorted(request.budgets, key=lambda terms: terms.key):
+        shared = False
+        for terms in sorted(request.budgets, key=_key_of_terms):
+            row = self._tables.budget(terms.key)
+            if row is not None and _already_applied(row, terms):
+                keys.add(terms.key)
+                continue
             keys.update(self._apply_terms(terms, request.device, request.now))
+            shared = shared or terms.floor_ppm > 0
         if request.step != SERVING_STEP:
             keys.add(step_budget_key(request.device, request.task, request.step))
         ordered = tuple(sorted(keys))
-        shared = any(map(is_share, ordered))
         for key in ordered:
             from_aside = self._floor_taken(key, request.device, ordered, request.hold) if shared else NO_AMOUNT
             if not self._tables.hold(key, request.hold, from_aside):
@@ -356,8 +361,6 @@ class Ledger:
         """Create a budget, or bring its limits and floors to what the configuration asks; spent amounts stay allowed. Returns the keys to
         hold on: the budget's, and the device's share where the budget is shared fairly."""
         row = self._tables.budget(terms.key)
-        if row is not None and row.asked == row.limits == terms.limits and row.floor_ppm == terms.floor_ppm == 0:
-            return (terms.key,)
         known = row or BudgetRow(terms.key, terms.limits, terms.limits)
         share = share_key(terms.key, device)
         joins = terms.floor_ppm > 0 and self._tables.budget(share) is None
@@ -846,6 +849,15 @@ def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
     return f"{amount_text(unit, getattr(hold, unit))}, {rest if left else 'none is'} left"
 
 
+def _key_of_terms(terms: BudgetTerms) -> str:
+    return terms.key
+
+
+def _already_applied(row: BudgetRow, terms: BudgetTerms) -> bool:
+    """Whether a budget that nobody shares is held to these terms, and needs no raised limits."""
+    return row.asked == row.limits == terms.limits and row.floor_ppm == terms.floor_ppm == 0
+
+
 def device_disabled(device: str) -> PermissionDenied:
     """What a device that was shut out is told."""
     hint = f"the operator lets it in again with `edge-coordinator devices enable {device}`"
@@ -992,8 +1004,17 @@ def _answer_data(call: CallRow) -> dict[str, Any]:
 
 
 def _call_data(call: CallRow) -> dict[str, Any]:
-    names = ("device", "key", "fingerprint", "task", "step", "prompt_id", "model", "help_units", "cache_key")
-    data = {name: getattr(call, name) for name in names}
+    data = {
+        "device": call.device,
+        "key": call.key,
+        "fingerprint": call.fingerprint,
+        "task": call.task,
+        "step": call.step,
+        "prompt_id": call.prompt_id,
+        "model": call.model,
+        "help_units": call.help_units,
+        "cache_key": call.cache_key,
+    }
     return {**data, **_answer_data(call)} if call.state is CallState.COMPLETED else data
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.config import AuthConfig, CoordinatorConfig, ServiceConfig
 from coordinator.tokens import Tokens, TokenStore, TokenTerms
-from edge.core.clock import Clock
+from edge.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from coordinator.auth import Authenticator, FailureLimiter
@@ -35,7 +36,7 @@ class Security:
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(token_store(config, state_dir), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), token_terms(config.auth), clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
         if config.tls:
@@ -47,7 +48,7 @@ class Security:
 
         tls = self._config.tls
         authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
-        guard = Guard(authenticator, self.handshakes)
+        guard = Guard(authenticator, self.handshakes, tls=tls is not None)
         return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
 
     def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
@@ -82,10 +83,10 @@ def token_terms(auth: AuthConfig) -> TokenTerms:
     return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
 
 
-def token_store(config: CoordinatorConfig, state_dir: Path) -> TokenStore:
+def token_store(config: CoordinatorConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:
     """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
     folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
-    return TokenStore(state_dir, folder, writable=keys_are_shared(config))
+    return TokenStore(state_dir, folder, writable=keys_are_shared(config), monotonic=monotonic)
 
 
 def keys_are_shared(config: CoordinatorConfig) -> bool:

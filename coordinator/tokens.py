@@ -31,6 +31,7 @@ MAX_LIFE_S = 900
 MAX_SKEW_S = 60
 MAX_TOKEN_CHARS = 4096
 MAX_REMEMBERED = 4096
+CHECK_FILES_S = 0.1
 ALGORITHM = "EdDSA"
 ISSUER = "edge-coordinator"
 ROLES = ("device", "admin", "console", "metrics")
@@ -93,12 +94,19 @@ class TokenTerms:
 class TokenStore:
     """Signing keys and epochs in a folder. Reading notices changes by other processes; writing holds a lock."""
 
-    def __init__(self, state_dir: Path, folder: Path | None = None, *, writable: bool = True) -> None:
-        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there."""
+    def __init__(
+        self, state_dir: Path, folder: Path | None = None, *, writable: bool = True, monotonic: Callable[[], float] | None = None
+    ) -> None:
+        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there.
+
+        With a clock (`monotonic`) the files are looked at every CHECK_FILES_S at most; what this object writes is known at once.
+        """
         self.folder = folder or state_dir / AUTH_FOLDER
         self._writable = writable
         self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
         self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
+        self._monotonic = monotonic
+        self._fresh_until: dict[str, float] = {}
 
     def signing_keys(self) -> tuple[SigningKey, ...]:
         """Newest first. Raises StateError when the file is damaged."""
@@ -115,9 +123,13 @@ class TokenStore:
         row = self.holders().get((role, name))
         return row.epoch if row else 0
 
+    def look_again(self) -> None:
+        """Look at the files at the next question, whenever they were looked at last."""
+        self._fresh_until.clear()
+
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One writer at a time over all processes. Raises CoordinatorError (KEYS_NOT_SHARED), StateError."""
+        """One writer at a time over all processes, who reads what is there now. Raises CoordinatorError (KEYS_NOT_SHARED), StateError."""
         if not self._writable:
             raise CoordinatorError(
                 "tokens are neither issued nor revoked here: other coordinators on this ledger would not see it",
@@ -128,6 +140,7 @@ class TokenStore:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                self._fresh_until.clear()
                 yield
         except OSError as error:
             raise StateError(f"cannot write into {self.folder}: {error.strerror}") from error
@@ -143,13 +156,25 @@ class TokenStore:
 
     def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
         write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
+        self._fresh_until.clear()
 
     def _cached(self, name: str, decode: Any) -> Any:
+        if self._monotonic is None:
+            return self._read(name, decode)
+        now = self._monotonic()
+        if now >= self._fresh_until.get(name, 0.0):
+            self._fresh_until.pop(name, None)
+            self._read(name, decode)
+            self._fresh_until[name] = now + CHECK_FILES_S
+        return self._seen[name][1]
+
+    def _read(self, name: str, decode: Any) -> Any:
         path = self._paths[name]
         try:
             found = os.stat(path)  # noqa: PTH116 - at every call
         except FileNotFoundError:
-            return decode([])
+            self._seen[name] = (None, decode([]))
+            return self._seen[name][1]
         except OSError as error:
             raise StateError(f"{path} cannot be read: {error.strerror}") from error
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -261,8 +286,7 @@ class Tokens:
     def require_current(self, claims: Claims) -> None:
         """Hold claims that were checked before to their key, to time and to the epoch again. Raises as `check` does."""
         now, skew_s = self._clock.now(), self._terms.skew_s
-        if not _may_verify(_key_of(claims.kid, _readable(self._store.signing_keys)), now):
-            raise _unknown_key()
+        self._verifying_key(claims.kid, now)
         if now >= claims.expires_at + skew_s:
             raise _refusal("the token has expired", "EXPIRED")
         if claims.issued_at > now + skew_s:
@@ -272,15 +296,24 @@ class Tokens:
     def require_epoch(self, role: str, name: str, epoch: int) -> None:
         """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
         if epoch != _readable(lambda: self._store.epoch_of(role, name)):
+            self._store.look_again()
+        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
             raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
     def _signed_claims(self, token: str) -> Claims:
         if len(token) > MAX_TOKEN_CHARS:
             raise _refusal("the token is too long", "MALFORMED")
-        key = _key_of(_kid_of(token), _readable(self._store.signing_keys))
-        if key is None or not _may_verify(key, self._clock.now()):
-            raise _unknown_key()
+        key = self._verifying_key(_kid_of(token), self._clock.now())
         return _verified(token, key, self._terms.audience)
+
+    def _verifying_key(self, kid: str, now: float) -> SigningKey:
+        """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
+        for _ in range(2):
+            key = _key_of(kid, _readable(self._store.signing_keys))
+            if key is not None and _may_verify(key, now):
+                return key
+            self._store.look_again()
+        raise _unknown_key()
 
     def _remember(self, digest: bytes, claims: Claims) -> None:
         self._known[digest] = claims

@@ -7,7 +7,7 @@ when the row is written. An answer about many rows is the file's, with the rows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -136,6 +136,35 @@ def _while_open(row: CallRow | AttemptRow | None) -> bool:
     return row is not None and row.state is CallState.DISPATCHED
 
 
+class CallKeys:
+    """What may be in the file's calls: keys, prompt groups and cache keys. What is not among them is not there, and need not be asked for.
+
+    A Bloom filter with two positions a key: some are taken for there that are not. Calls are never deleted, so nothing ever leaves it.
+    """
+
+    def __init__(self, bits: int = 1 << 23) -> None:
+        self._mask = bits - 1
+        self._bits = bytearray(bits >> 3)
+
+    def add(self, key: Hashable) -> None:
+        """It may be there from now on."""
+        first = hash(key)
+        for place in (first & self._mask, (first >> 32) & self._mask):
+            self._bits[place >> 3] |= 1 << (place & 7)
+
+    def __contains__(self, key: Hashable) -> bool:
+        first = hash(key)
+        low, high = first & self._mask, (first >> 32) & self._mask
+        return bool(self._bits[low >> 3] & (1 << (low & 7)) and self._bits[high >> 3] & (1 << (high & 7)))
+
+    def add_call(self, device: str, key: str, group: Group, cache_key: str) -> None:
+        """A call, by all that it is asked for."""
+        self.add((device, key))
+        self.add(group)
+        if cache_key:
+            self.add(cache_key)
+
+
 @dataclass(slots=True)
 class Batch:
     """What one commit writes: whole rows by table, journal entries, numbers kept beside the ledger; and the (device, task) pairs that have
@@ -149,6 +178,10 @@ class Batch:
 
 class RowsFile(Protocol):
     """The rows of the last commit, for reading: each method answers as the one of `Tables` with its name."""
+
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        ...
 
     def call(self, device: str, key: str) -> CallRow | None: ...
     def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
@@ -190,8 +223,10 @@ class RowsFile(Protocol):
 class BufferedTables:
     """The ledger's `Tables` over a file; to be made anew when a commit failed."""
 
-    def __init__(self, file: RowsFile) -> None:
+    def __init__(self, file: RowsFile, keys: CallKeys | None = None) -> None:
+        """`keys`: those of the file's calls; None: ask the file."""
         self.file = file
+        self._keys = call_keys(file) if keys is None else keys
         self._budgets: Rows[BudgetRow] = Rows(file.budget, lambda row: (row.key,), _always)
         self._calls: Rows[CallRow] = Rows(file.call, lambda row: (row.device, row.key), _while_open)
         self._attempts: Rows[AttemptRow] = Rows(file.attempt, lambda row: (row.device, row.key, row.number), _while_open)
@@ -272,11 +307,13 @@ class BufferedTables:
 
     def call(self, device: str, key: str) -> CallRow | None:
         """A call by its key."""
-        return self._calls.get(device, key)
+        return self._calls.get(device, key) if (device, key) in self._keys else None
 
     def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
         """A prompt group's running or answered call."""
         group = (device, task, step, prompt_id)
+        if group not in self._keys:
+            return None
         found = self.file.group_calls(*group)
         if group in self._groups[0] or group in self._groups[1]:
             found = self._calls.over(found, lambda row: _group_of(row) == group and _stands_for_group(row))
@@ -284,6 +321,8 @@ class BufferedTables:
 
     def cached_call(self, cache_key: str) -> CallRow | None:
         """The latest answered call under a cache key."""
+        if cache_key not in self._keys:
+            return None
         superseded = self._cache_keys[0][cache_key] + self._cache_keys[1][cache_key]
         found = self.file.cached_calls(cache_key, 1 + superseded)
         if superseded:
@@ -299,7 +338,9 @@ class BufferedTables:
         """Write a call."""
         self._calls.put(row)
         self._tried.add("call")
-        self._groups[0].add(_group_of(row))
+        group = _group_of(row)
+        self._keys.add_call(row.device, row.key, group, row.cache_key)
+        self._groups[0].add(group)
         if row.cache_key:
             self._cache_keys[0][row.cache_key] += 1
 
@@ -332,7 +373,8 @@ class BufferedTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
-        self._tried_changes.update(told_to_others(row))
+        if concerned := told_to_others(row):
+            self._tried_changes.update(concerned)
         self._budgets.put(row)
         self._tried.add("budget")
 
@@ -340,7 +382,7 @@ class BufferedTables:
         """Reserve if it fits."""
         row = self._budgets.get(key)
         held = None if row is None else _consistent(row.held, amount, from_aside)
-        if held is None or held.limits.units_exceeded(held.used.plus(held.set_aside)):
+        if held is None or not held.within_limits:
             return False
         self.put_budget(held)
         return True
@@ -484,6 +526,14 @@ class BufferedTables:
         """Append an entry."""
         self._tried_entries.append(entry)
         self._head = (entry.seq, entry.hash)
+
+
+def call_keys(file: RowsFile) -> CallKeys:
+    """Those of all calls of a file."""
+    keys = CallKeys()
+    for device, key, task, step, prompt_id, cache_key in file.call_keys():
+        keys.add_call(device, key, (device, task, step, prompt_id), cache_key)
+    return keys
 
 
 def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow:

@@ -28,7 +28,7 @@ def moves_others(known: PriceRow | None, row: PriceRow) -> bool:
     return known is not None and known.updates != row.updates
 
 
-def told_to_others(row: BudgetRow) -> Iterable[DeviceTask]:
+def told_to_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
     """Whom the use of a budget concerns besides the device that used it, as a pair without a device: all devices of the task it is for, or
     all devices (EVERYTHING). Nobody where it is one device's, or limits nothing."""
     if not row.key.startswith(_SHARED) or row.limits == _NO_LIMITS:

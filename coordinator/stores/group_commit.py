@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from coordinator.ledger import Ledger
-from coordinator.stores.buffered import Batch, BufferedTables, RowsFile
+from coordinator.stores.buffered import Batch, BufferedTables, CallKeys, RowsFile, call_keys
 from coordinator.stores.changes import ChangeFeed
 from coordinator.stores.store import LedgerStore
 from coordinator.stores.trouble import Writability, not_written
@@ -99,6 +99,7 @@ class GroupCommitStore(LedgerStore):
         self._loop = asyncio.get_running_loop()
         self._tables: BufferedTables | None = None
         self._ledger: Ledger | None = None
+        self._call_keys: CallKeys | None = None
         self._gathering: list[_Waiter] = []
         self._batch: Batch | None = None
         self._under_way: list[_Waiter] = []
@@ -152,7 +153,9 @@ class GroupCommitStore(LedgerStore):
     def _loaded(self) -> tuple[Ledger, BufferedTables]:
         """The transitions and their rows, loaded anew after a failure. Raises ReadFailed."""
         if self._tables is None or self._ledger is None:
-            self._tables = BufferedTables(self._disk.rows())
+            rows = self._disk.rows()
+            self._call_keys = self._call_keys or call_keys(rows)
+            self._tables = BufferedTables(rows, self._call_keys)
             self._ledger = Ledger(self._tables, self._epoch)
         return self._ledger, self._tables
 

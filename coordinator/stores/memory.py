@@ -134,7 +134,7 @@ class MemoryTables:
         """Reserve if it fits."""
         row = self.budgets[key]
         held = row.held(amount, from_aside)
-        if held.limits.units_exceeded(held.used.plus(held.set_aside)):
+        if not held.within_limits:
             return False
         self.put_budget(held)
         return True

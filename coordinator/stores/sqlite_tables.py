@@ -180,6 +180,10 @@ class SqliteTables:
         """A call by its key."""
         return _call(self._one("SELECT * FROM call WHERE device = ? AND key = ?", device, key))
 
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        return self._all("SELECT device, key, task, step, prompt_id, cache_key FROM call")
+
     def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
         """A prompt group's running or answered calls."""
         return [call_of(row) for row in self._all(_GROUP_CALLS, device, task, step, prompt_id)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coordinator.accounts import CallRow, CallState
@@ -39,6 +39,10 @@ class DiskTables(MemoryTables):
             "device": self.put_device,
             "set_limits": self.put_set_limits,
         }
+
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        return [(row.device, row.key, row.task, row.step, row.prompt_id, row.cache_key) for row in self.calls.values()]
 
     def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
         """A prompt group's running or answered calls."""
