@@ -624,7 +624,7 @@ def _pauses_without_end(patch: Patch) -> None:
     patch.replace_at("tools.simulate.faults.agent_device.AgentLife._time_left", lambda self: math.inf)
 
 
-@mutation("a refused call is weighed by the holds of others", "I1", seed=8003517)
+@mutation("a refused call is weighed by the holds of others", "I1", seed=8059085)
 def _weighed_by_others(patch: Patch) -> None:
     real = checker._hold_of_refused
 
