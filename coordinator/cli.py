@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    from coordinator.commands import app
+    from coordinator.commands.main import app
 
     result = app(args=arguments, prog_name="edge-coordinator", standalone_mode=False)
     return result if isinstance(result, int) else 0
@@ -59,7 +59,7 @@ def _usage(error: Any) -> int:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    from coordinator.redact import redacted
+    from coordinator.service.redact import redacted
 
     print(f"error: {redacted(' '.join(message.split()))}", file=sys.stderr)
     return exit_code

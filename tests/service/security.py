@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.bootstrap import Coordinator
-from coordinator.pki import Authority, Holder, Written
-from coordinator.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore, TokenTerms
+from coordinator.app import Coordinator
+from coordinator.service.pki import Authority, Holder, Written
+from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy

@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from coordinator.bootstrap import admin_listen_of
+from coordinator.app import admin_listen_of
 from coordinator.cli import main
 from coordinator.config import AuthConfig, CoordinatorConfig
-from coordinator.journal import GENESIS, entry_hash
-from coordinator.security import token_terms
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.sqlite import SqliteLedgerStore
-from coordinator.tokens import Tokens, TokenStore
-from coordinator.verify import verify
+from coordinator.ledger.journal import GENESIS, entry_hash
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.verify import verify
+from coordinator.service.security import token_terms
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
@@ -89,7 +89,7 @@ async def test_budgets_are_listed_in_pages_and_the_credits_of_steps_only_when_as
 
 
 async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store, monkeypatch) -> None:
-    monkeypatch.setattr("coordinator.admin.MAX_PAGE_BYTES", 200)
+    monkeypatch.setattr("coordinator.service.admin_api.MAX_PAGE_BYTES", 200)
     shared = {"tasks": {"*": {"dual_scope": "global"}}}
     await store.register_device("old", "A" * 5_000_000, (), 0.0)
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, **shared), administrator(tmp_path) as admin:

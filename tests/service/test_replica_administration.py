@@ -15,7 +15,7 @@ import grpc
 import pytest
 import yaml
 
-from coordinator.tokens import CHECK_FILES_S
+from coordinator.service.tokens import CHECK_FILES_S
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.errors import from_rpc_error

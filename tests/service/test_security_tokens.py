@@ -13,7 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.tokens import CHECK_FILES_S, SigningKey, Tokens, TokenStore, TokenTerms
+from coordinator.service.tokens import CHECK_FILES_S, SigningKey, Tokens, TokenStore, TokenTerms
 from edge.core.clock import SystemClock
 from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
 from edge.rpc.client import StepUnits

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts import Reserved
-from coordinator.stores.buffered import Batch
+from coordinator.ledger.accounts import Reserved
+from coordinator.ledger.stores.buffered import Batch
 from edge.core.errors import CoordinatorUnavailable
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.clock import EPOCH, VirtualClock

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
-from coordinator.ledger import Ledger, Tables
-from coordinator.stores.buffered import Batch, BufferedTables
-from coordinator.stores.memory import MemoryTables
-from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
-from coordinator.verify import verify
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
+from coordinator.ledger.stores.buffered import Batch, BufferedTables
+from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.transitions import Ledger, Tables
+from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 

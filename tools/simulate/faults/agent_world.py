@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.verify import verify
+from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from tools.simulate.faults.agent_checker import AgentChecker, Kept
 from tools.simulate.faults.agent_device import AgentLife, AgentNotes, SeededState

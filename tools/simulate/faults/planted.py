@@ -14,13 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import broker, ledger
-from coordinator.accounts import FLEET_CACHE, Amount, BudgetRow, CallState, Reserved, Resolution
-from coordinator.broker import Broker
-from coordinator.ledger import Ledger
+from coordinator.calls import broker
+from coordinator.calls.broker import Broker
+from coordinator.ledger import transitions as ledger
+from coordinator.ledger.accounts import FLEET_CACHE, Amount, BudgetRow, CallState, Reserved, Resolution
+from coordinator.ledger.stores.buffered import BufferedTables
+from coordinator.ledger.stores.group_commit import GroupCommitStore
+from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import ProviderError
-from coordinator.stores.buffered import BufferedTables
-from coordinator.stores.group_commit import GroupCommitStore
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.cloud import unconfirmed
@@ -253,7 +254,7 @@ def _lookup_crosses(patch: Patch) -> None:
 
 @mutation("callers of different devices share a flight", "I10", seed=7)
 def _flight_crosses(patch: Patch) -> None:
-    from coordinator.flight import Job
+    from coordinator.calls.flights import Job
 
     patch.replace(Job, "group", property(lambda job: (job.call.task, job.call.step, job.call.prompt_id)))
 
@@ -486,7 +487,7 @@ def _never_woken(patch: Patch) -> None:
                 await sleep(None, heartbeat_s)
                 yield None
 
-    patch.replace_at("coordinator.api.versions", versions)
+    patch.replace_at("coordinator.service.device_api.versions", versions)
 
 
 @mutation("changed limits forget what was spent", "I1", "I2", seed=16)
@@ -504,7 +505,7 @@ def _limits_forget(patch: Patch) -> None:
 
 @mutation("tasks that were read again are not taken", "I6", seed=63)
 def _reload_ignored(patch: Patch) -> None:
-    patch.replace_at("coordinator.controller.StepController.replace_tasks", lambda self, tasks: None)
+    patch.replace_at("coordinator.control.steps.StepController.replace_tasks", lambda self, tasks: None)
 
 
 @mutation("limits of an administrator are not kept", "I9")
@@ -519,13 +520,13 @@ def _outdated_limits(patch: Patch) -> None:
 
 @mutation("what was set at run time is read again as configured", "I1", seed=19)
 def _limits_not_laid_over(patch: Patch) -> None:
-    patch.replace_at("coordinator.budgets.overlaid", lambda configured, rows: configured)
+    patch.replace_at("coordinator.ledger.budgets.overlaid", lambda configured, rows: configured)
 
 
 @mutation("a disabled device is refused nothing", "I10", seed=12)
 def _disabled_let_in(patch: Patch) -> None:
     patch.replace(Ledger, "_require_enabled", lambda self, device: None)
-    patch.replace_at("coordinator.fleet.Fleet.admit", lambda self, device: None)
+    patch.replace_at("coordinator.control.devices.Fleet.admit", lambda self, device: None)
 
 
 @mutation("what a disabled device has open is left open", "I8", "I11", seed=526)
@@ -556,7 +557,7 @@ def _fails_open(patch: Patch) -> None:
 
 @mutation("calls are let through without looking at the rate", "I1", seed=17)
 def _no_rate(patch: Patch) -> None:
-    patch.replace_at("coordinator.ratelimit.RateLimiter.take", lambda self, device: None)
+    patch.replace_at("coordinator.calls.rates.RateLimiter.take", lambda self, device: None)
 
 
 @mutation("the schedule of a target rate is not looked at", "I6")
@@ -577,7 +578,7 @@ def _first_contact_without_schedule(patch: Patch) -> None:
 
 @mutation("a budget goes on in the next window", "I1")
 def _no_windows(patch: Patch) -> None:
-    patch.replace_at("coordinator.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")
+    patch.replace_at("coordinator.ledger.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")
 
 
 # the agent ---------------------------------------------------------------------------------------------------------------------

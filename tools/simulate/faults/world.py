@@ -27,8 +27,8 @@ from coordinator.config import (
     TaskConfig,
     UpstreamConfig,
 )
-from coordinator.journal import JournalEntry
-from coordinator.verify import verify
+from coordinator.ledger.journal import JournalEntry
+from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import SimulatedAdministrator

@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from coordinator.accounts import CallRow, CallState
-from coordinator.stores.buffered import Batch, RowsFile
-from coordinator.stores.group_commit import Done, GroupCommitStore
-from coordinator.stores.memory import MemoryTables
+from coordinator.ledger.accounts import CallRow, CallState
+from coordinator.ledger.stores.buffered import Batch, RowsFile
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore
+from coordinator.ledger.stores.memory import MemoryTables
 from tools.simulate.virtual.loop import is_alive
 
 

@@ -1,0 +1,89 @@
+"""Secrets by reference. Knows `env:NAME` and `file:PATH` and how to read them; keeps no secret and puts none into a message.
+
+A configuration names a secret and never holds one: `find_plain_secret` looks for what has the form of a key, a token or a password.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.service.redact import looks_secret
+from edge.config.secret_refs import SecretRef
+from edge.core.errors import ConfigError
+
+_MAX_BYTES = 64 << 10
+_NEVER_MODE = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
+
+
+def read_secret(ref: SecretRef, environ: Mapping[str, str] | None = None) -> str:
+    """The secret itself, without white space around it. Raises ConfigError that names the reference alone.
+
+    A file must be a regular one that only its owner can write and that others than its owner and group cannot read.
+    """
+    secret = _from_file(ref) if ref.path else (os.environ if environ is None else environ).get(ref.env, "")
+    secret = secret.strip()
+    if not secret:
+        raise ConfigError(f"the secret {ref} is not set or empty", hint="set it, or correct the reference")
+    if not secret.isprintable():
+        raise ConfigError(f"the secret {ref} holds characters that no key has", hint="one line, without control characters")
+    return secret
+
+
+class Secrets(Mapping[str, str]):
+    """Secrets by name, read when asked for: a variable's name, or `file:/PATH`. A variable that is not set is missing."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+
+    def __getitem__(self, name: str) -> str:
+        """Raises KeyError for a variable that is not set, ConfigError for a file that cannot be used."""
+        return read_secret(SecretRef(path=name.removeprefix("file:"))) if name.startswith("file:") else self._environ[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _from_file(ref: SecretRef) -> str:
+    try:
+        with Path(ref.path).expanduser().open("rb") as stream:
+            check_private(stream.fileno(), str(ref))
+            data = stream.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ConfigError(f"the secret {ref} is longer than {_MAX_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"the secret {ref} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"the secret {ref} is not UTF-8 text") from None
+
+
+def check_private(descriptor: int, name: str) -> None:
+    """Raises ConfigError when an open file is not a regular one or others may read or change it."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{name} is not a regular file")
+    if mode & _NEVER_MODE:
+        raise ConfigError(f"{name} has mode {stat.S_IMODE(mode):04o}: others can read or change it", hint="chmod 600 it")
+
+
+def find_plain_secret(data: Any, key: str = "") -> str | None:
+    """The dotted key of the first text in nested data that has the form of a secret; None when there is none."""
+    return next((where for where, text in _texts(data, key) if looks_secret(text)), None)
+
+
+def _texts(data: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(data, str):
+        yield key, data
+    elif isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _texts(value, f"{key}.{name}".strip("."))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _texts(value, f"{key}[{index}]")
