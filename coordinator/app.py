@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from coordinator.calls.prices import Tariff
     from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
     from coordinator.control.devices import Fleet
-    from coordinator.control.reload import Changes
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.ledger.verify import LedgerRows, VerifyReport
     from coordinator.providers.provider import CloudProvider
     from coordinator.service.admin_api import AdminApi
+    from coordinator.service.reload import Changes
     from coordinator.service.security import Security
     from coordinator.service.server import AdminSide, CoordinatorServer
     from coordinator.service.telemetry import Observed
@@ -249,7 +249,7 @@ class Coordinator:
         """Take limits, tasks, rates and prices of a changed configuration; tells what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without being told; here they are only tried.
         """
-        from coordinator.control.reload import apply_config, changes_of, same_upstreams
+        from coordinator.service.reload import apply_config, changes_of, same_upstreams
 
         check_security(config)
         tariffs = tariffs_of(config)
@@ -295,12 +295,12 @@ class Coordinator:
         from coordinator.calls.rates import RateLimiter
         from coordinator.calls.upstreams import UpstreamTable
         from coordinator.control.devices import Fleet
-        from coordinator.control.reload import Changeable
         from coordinator.control.steps import StepController
         from coordinator.control.upkeep import Upkeep
         from coordinator.ledger.budgets import BudgetBook
         from coordinator.service.budget_watch import BudgetBell, ring_changes
         from coordinator.service.device_api import ApiTerms, DeviceApi
+        from coordinator.service.reload import Changeable
         from coordinator.service.security import Security
         from coordinator.service.server import LASTING, CoordinatorServer
         from coordinator.service.telemetry import Observation, Observed

@@ -59,7 +59,7 @@ def _usage(error: Any) -> int:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    from coordinator.service.redact import redacted
+    from coordinator.redact import redacted
 
     print(f"error: {redacted(' '.join(message.split()))}", file=sys.stderr)
     return exit_code

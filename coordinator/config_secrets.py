@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.service.redact import looks_secret
+from coordinator.redact import looks_secret
 from edge.config.secret_refs import SecretRef
 from edge.core.errors import ConfigError
 

@@ -7,7 +7,7 @@ address on another one, which somebody configured, must answer. Nothing is sent 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +47,24 @@ class AdminClient:
         with _typed_errors():
             return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
 
-    def journal(self, after: int) -> Iterator[JournalEntry]:
+    def journal(self, after: int) -> Generator[JournalEntry, None, None]:
         """The journal's entries above number `after`. Raises CoordinatorError."""
         request = admin_pb2.ReadJournalRequest(after=after)
         with _typed_errors():
-            for entry in self._stub.ReadJournal(request, metadata=self._metadata):
-                yield JournalEntry(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous, entry.hash)
+            stream = self._stub.ReadJournal(request, metadata=self._metadata)
+            try:
+                for entry in stream:
+                    yield JournalEntry(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous, entry.hash)
+            finally:
+                stream.cancel()
+
+    def journal_entry_after(self, after: int) -> JournalEntry | None:
+        """The first entry above number `after`; None where there is none. Raises CoordinatorError."""
+        entries = self.journal(after)
+        try:
+            return next(entries, None)
+        finally:
+            entries.close()
 
     def verify(self) -> VerifyReport:
         """What the coordinator finds in its own ledger. Raises CoordinatorError."""

@@ -121,7 +121,7 @@ def serve(
     parent_pid = os.getppid() if exit_with_parent else None
     from coordinator import failpoints
     from coordinator.app import serve as run
-    from coordinator.service.redact import redact_logs
+    from coordinator.redact import redact_logs
     from edge.core.log import configure_logging
 
     if log_level not in ("debug", "info", "warning", "error"):
@@ -280,7 +280,7 @@ def calls(
     json_lines: Json = False,
 ) -> int:
     """List the calls of a running coordinator, without prompts and answers."""
-    from coordinator.commands.admin_text import call_line, call_state_of
+    from coordinator.service.admin_text import call_line, call_state_of
     from edge.rpc.v1 import admin_pb2
 
     request = admin_pb2.ListCallsRequest(device=device, state=call_state_of(call_state))
@@ -294,7 +294,7 @@ def upstreams(
 ) -> int:
     """List the cloud LLMs of a running coordinator, their prices, and how busy they are."""
     from coordinator.commands.admin_client import access_of, required_coordinator
-    from coordinator.commands.admin_text import as_json, upstream_line
+    from coordinator.service.admin_text import as_json, upstream_line
     from edge.rpc.v1 import admin_pb2
 
     with required_coordinator(access_of(_resolved(config, state, sets, coordinator=coordinator))) as client:
@@ -304,6 +304,29 @@ def upstreams(
         price = prices.get(upstream.alias)
         told = {**as_json(upstream), "price": None if price is None else as_json(price)}
         _print_json(told) if json_lines else typer.echo(upstream_line(upstream, price))
+    return 0
+
+
+@app.command()
+def status(
+    coordinator: Coordinator = None,
+    config: Config = None,
+    state: State = None,
+    sets: Sets = None,
+    json_lines: Json = False,
+) -> int:
+    """How a running coordinator is doing: open calls, what was spent today (UTC), devices seen, upstreams."""
+    from coordinator.commands.admin_client import access_of, required_coordinator
+    from coordinator.commands.status import status_of
+    from edge.core.clock import SystemClock
+
+    with required_coordinator(access_of(_resolved(config, state, sets, coordinator=coordinator))) as client:
+        found = status_of(client, SystemClock().now())
+    if json_lines:
+        _print_json(found.to_json())
+    else:
+        for line in found.lines():
+            typer.echo(line)
     return 0
 
 
@@ -485,7 +508,7 @@ def config_check(
     from coordinator.app import build_upstreams, check_security, notes_on
     from coordinator.commands.addresses import check_listening
     from coordinator.config import resolve_coordinator_config
-    from coordinator.service.redact import redacted_data
+    from coordinator.redact import redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
     from edge.core.clock import SystemClock
@@ -534,7 +557,7 @@ def config_show(
 ) -> int:
     """Show every value and where it comes from. Secrets are shown as references only."""
     from coordinator.config import CoordinatorConfig, resolve_coordinator_config
-    from coordinator.service.redact import redacted_data
+    from coordinator.redact import redacted_data
     from edge.config.reference import keys_of, rows_under
 
     found = rows_under(resolve_coordinator_config(config, sets or ()).rows(), keys_of(CoordinatorConfig), prefix)
@@ -651,7 +674,7 @@ def _set_in_ledger(config: CoordinatorConfig, scope: str, changes: dict[str, Any
 
 
 def _list_devices(config: CoordinatorConfig, json_lines: bool) -> int:
-    from coordinator.commands.admin_text import device_line
+    from coordinator.service.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
     return _print_pages(config, "ListDevices", admin_pb2.ListDevicesRequest(), device_line, json_lines)
@@ -661,9 +684,9 @@ def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_l
     """By a running coordinator, or in the ledger itself where none runs; and tell what is so now."""
     from coordinator.app import in_ledger
     from coordinator.commands.admin_client import access_of, running_coordinator
-    from coordinator.commands.admin_text import as_json, device_line
     from coordinator.control.devices import Fleet
     from coordinator.service.admin_api import device_record
+    from coordinator.service.admin_text import as_json, device_line
     from edge.core.clock import SystemClock
     from edge.rpc.v1 import admin_pb2
 
@@ -684,7 +707,7 @@ def _set_disabled(device: str, disabled: bool, config: CoordinatorConfig, json_l
 def _print_pages(config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> int:
     """Print every record of a running coordinator's list, a line each, page by page."""
     from coordinator.commands.admin_client import access_of, required_coordinator
-    from coordinator.commands.admin_text import as_json, records_of
+    from coordinator.service.admin_text import as_json, records_of
 
     with required_coordinator(access_of(config)) as client:
         shown = 0

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.commands.admin_text import as_json
 from coordinator.console.curves import Curves
 from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_text import as_json
 from coordinator.service.measuring import Refusals
 from coordinator.service.metrics import BudgetGauge, Gauges
 from edge.core.clock import Clock

@@ -335,6 +335,12 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         assert await run("devices", "list") == await run("devices")
         assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
+        doing = json.loads((await run("status", "--json"))[1])
+        assert (doing["serving"], doing["open_calls"], doing["devices"], doing["devices_today"]) == (True, 0, 1, 1)
+        assert (doing["spent_today"]["calls"], doing["spent_today"]["uusd"]) == (1, 20)
+        lines = (await run("status"))[1].splitlines()
+        assert lines[0] == "serving, 0 calls open" and lines[1].startswith("today: 1 call, ")
+        assert lines[2:] == ["devices: 1 seen, 1 today", doing["upstreams"][0]]
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):

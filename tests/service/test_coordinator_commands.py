@@ -164,6 +164,7 @@ def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> 
         ("devices",),
         ("devices", "disable"),
         ("drain",),
+        ("status",),
         ("upstreams",),
         ("ledger", "verify"),
         ("ledger", "export"),

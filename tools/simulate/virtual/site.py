@@ -18,7 +18,6 @@ from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import CoordinatorConfig
 from coordinator.control.devices import Fleet, identify
-from coordinator.control.reload import Changeable, apply_config
 from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.budgets import BudgetBook
@@ -29,6 +28,7 @@ from coordinator.service.admin_api import AdminApi, AdminDesk, Administrator
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetBell, ring_changes
 from coordinator.service.device_api import ApiTerms, Caller, DeviceApi
 from coordinator.service.methods import Boundary, bind
+from coordinator.service.reload import Changeable, apply_config
 from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
 from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.errors import CoordinatorUnavailable, NotFound
