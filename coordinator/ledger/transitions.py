@@ -67,35 +67,19 @@ PURGED_IN_ENTRY = 1000
 """How many calls one journal entry of a purge names: an entry has to fit into a message."""
 
 
-class Tables(Protocol):
-    """Rows of one open transaction. `put_*` inserts or replaces a whole row; a getter gives None where there is no row."""
+class ReadTables(Protocol):
+    """The ledger's rows, for reading; a getter gives None where there is no row."""
 
     def call(self, device: str, key: str) -> CallRow | None:
         """A call by its key."""
-        ...
-
-    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
-        """A prompt group's call that is DISPATCHED, or COMPLETED with its text and not itself a copy."""
-        ...
-
-    def cached_call(self, cache_key: str) -> CallRow | None:
-        """The latest COMPLETED call under a cache key that still has its text and is not itself a copy."""
         ...
 
     def step_calls(self, device: str, task: str, step: int) -> Sequence[CallRow]:
         """All calls of a step."""
         ...
 
-    def put_call(self, row: CallRow) -> None:
-        """Write a call."""
-        ...
-
     def attempt(self, device: str, key: str, number: int) -> AttemptRow | None:
         """One attempt of a call."""
-        ...
-
-    def put_attempt(self, row: AttemptRow) -> None:
-        """Write an attempt."""
         ...
 
     def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]:
@@ -114,49 +98,20 @@ class Tables(Protocol):
         """Budgets whose key begins with this, sorted by key."""
         ...
 
-    def put_budget(self, row: BudgetRow) -> None:
-        """Write a budget."""
-        ...
-
-    def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
-        """Add to `reserved` and take `from_aside` from `set_aside` if committed + reserved + set_aside is then within the limits; False
-        (and no change) if not."""
-        ...
-
-    def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        """Take `hold` from `reserved`, add `charge` (never more) to `committed` and `to_aside` to `set_aside`."""
-        ...
-
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
-        ...
-
-    def put_step(self, row: StepRow) -> None:
-        """Write a step."""
         ...
 
     def task(self, device: str, task: str) -> TaskRow | None:
         """A task."""
         ...
 
-    def put_task(self, row: TaskRow) -> None:
-        """Write a task."""
-        ...
-
     def price(self, key: str) -> PriceRow | None:
         """A shared λ."""
         ...
 
-    def put_price(self, row: PriceRow) -> None:
-        """Write a shared λ."""
-        ...
-
     def price_member(self, price: str, device: str) -> PriceMember | None:
         """A device's part in a fleet's price."""
-        ...
-
-    def put_price_member(self, row: PriceMember) -> None:
-        """Write a device's part in a fleet's price."""
         ...
 
     def idle_price_members(self, seen_ms: int) -> Sequence[PriceMember]:
@@ -167,16 +122,8 @@ class Tables(Protocol):
         """A registered device."""
         ...
 
-    def put_device(self, row: DeviceRow) -> None:
-        """Write a device."""
-        ...
-
     def set_limits(self) -> Sequence[SetLimits]:
         """What was set at run time, sorted by scope."""
-        ...
-
-    def put_set_limits(self, row: SetLimits) -> None:
-        """Write what was set for a scope."""
         ...
 
     def results_before(self, updated_ms: int) -> Sequence[CallRow]:
@@ -229,6 +176,63 @@ class Tables(Protocol):
 
     def journal_head(self) -> tuple[int, str]:
         """Sequence number and hash of the last entry; (0, GENESIS) for an empty journal."""
+        ...
+
+
+class Tables(ReadTables, Protocol):
+    """Rows of one open transaction. `put_*` inserts or replaces a whole row."""
+
+    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
+        """A prompt group's call that is DISPATCHED, or COMPLETED with its text and not itself a copy."""
+        ...
+
+    def cached_call(self, cache_key: str) -> CallRow | None:
+        """The latest COMPLETED call under a cache key that still has its text and is not itself a copy."""
+        ...
+
+    def put_call(self, row: CallRow) -> None:
+        """Write a call."""
+        ...
+
+    def put_attempt(self, row: AttemptRow) -> None:
+        """Write an attempt."""
+        ...
+
+    def put_budget(self, row: BudgetRow) -> None:
+        """Write a budget."""
+        ...
+
+    def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
+        """Add to `reserved` and take `from_aside` from `set_aside` if committed + reserved + set_aside is then within the limits; False
+        (and no change) if not."""
+        ...
+
+    def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
+        """Take `hold` from `reserved`, add `charge` (never more) to `committed` and `to_aside` to `set_aside`."""
+        ...
+
+    def put_step(self, row: StepRow) -> None:
+        """Write a step."""
+        ...
+
+    def put_task(self, row: TaskRow) -> None:
+        """Write a task."""
+        ...
+
+    def put_price(self, row: PriceRow) -> None:
+        """Write a shared λ."""
+        ...
+
+    def put_price_member(self, row: PriceMember) -> None:
+        """Write a device's part in a fleet's price."""
+        ...
+
+    def put_device(self, row: DeviceRow) -> None:
+        """Write a device."""
+        ...
+
+    def put_set_limits(self, row: SetLimits) -> None:
+        """Write what was set for a scope."""
         ...
 
     def append_journal(self, entry: JournalEntry) -> None:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from coordinator.ledger.accounts import (
     Amount,
     AttemptRow,
     BudgetRow,
     BudgetTerms,
-    BudgetView,
     CallState,
     CloseStepRequest,
     OpenStepRequest,
@@ -30,13 +29,14 @@ from coordinator.ledger.accounts import (
     StepRow,
 )
 from coordinator.ledger.budgets import BudgetBook
-from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.stores.store import LedgerStore, Operation, WrappedStore
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.service.metrics import BudgetGauge, Histogram, Meters
 from edge.core.clock import Clock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 LAG_EVERY_S = 0.5
 MAX_REFUSALS = 50
 MAX_REFUSAL_CHARS = 200
@@ -154,104 +154,89 @@ class _Hold:
     amount: Amount
 
 
-class ObservedStore:
-    """A LedgerStore whose transactions are timed and whose money is counted; everything else is the inner store's."""
+class ObservedStore(WrappedStore):
+    """A LedgerStore whose operations are timed and whose money is counted."""
 
     def __init__(self, inner: LedgerStore, meters: Meters, time: Time) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._meters = meters
         self._time = time
         self._holds: dict[tuple[str, str, int], _Hold] = {}
+        self._notes: Mapping[str, Callable[..., None]] = {
+            "reserve": self._reserved,
+            "settle": self._settled,
+            "refund": self._ended(CallState.REFUNDED),
+            "fail": self._ended(CallState.FAILED),
+            "doubt": self._ended(CallState.IN_DOUBT),
+            "sweep": self._swept,
+            "open_step": self._opened,
+            "close_step": self._closed,
+            "get_budget": lambda *_: None,
+        }
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def reserve(self, request: ReserveRequest) -> ReserveOutcome:
-        """T1."""
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation; those that calls and steps are made of are timed and noted."""
+        name = operation.name
+        note = self._notes.get(name)
+        if note is None:
+            return await self._inner.perform(operation, *args, **kwargs)
+        histogram: Histogram = self._meters.ledger_seconds.get(name) or self._meters.ledger(name)
+        began = self._time()
         try:
-            outcome = await self._timed("reserve", self._inner.reserve(request))
+            outcome = await self._inner.perform(operation, *args, **kwargs)
+        except CoordinatorUnavailable:
+            self._meters.ledger_failures[name] += 1
+            raise
         except BudgetExhausted as error:
             self._meters.exhausted[error.metadata.get("scope", ""), error.metadata.get("unit", "")] += 1
             raise
+        finally:
+            histogram.observe(self._time() - began)
+        note(outcome, *args, **kwargs)
+        return outcome
+
+    def _reserved(self, outcome: ReserveOutcome, request: ReserveRequest) -> None:
         if isinstance(outcome, Reserved):
             label = self._meters.task_label(request.task)
             self._holds[request.device, request.key, outcome.attempt] = _Hold(label, request.model, request.hold)
             self._meters.holds += 1
             self._meters.hold_uusd += request.hold.uusd
-        return outcome
 
-    async def settle(self, settlement: Settlement) -> Resolution:
-        """T2."""
-        resolution = await self._timed("settle", self._inner.settle(settlement))
+    def _settled(self, resolution: Resolution, settlement: Settlement) -> None:
         hold = self._released(settlement.device, settlement.key, settlement.attempt)
         if hold is not None and resolution.applied:
             self._charge(hold, CallState.COMPLETED, settlement.charge.capped(hold.amount))
             self._meters.tokens[hold.task, hold.model, "input"] += settlement.input_tokens
             self._meters.tokens[hold.task, hold.model, "output"] += settlement.output_tokens
-        return resolution
 
-    async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2."""
-        resolution = await self._timed("refund", self._inner.refund(device, key, attempt, reason, now))
-        return self._resolved(resolution, device, key, attempt, CallState.REFUNDED, Amount())
+    def _ended(self, state: CallState) -> Callable[..., None]:
+        """Notes an attempt that ended without an answer, charged at nothing, at what `fail` says, or at its hold."""
 
-    async def fail(self, device: str, key: str, attempt: int, reason: str, charge: Amount | None, now: float) -> Resolution:
-        """T2."""
-        resolution = await self._timed("fail", self._inner.fail(device, key, attempt, reason, charge, now))
-        return self._resolved(resolution, device, key, attempt, CallState.FAILED, charge)
+        def note(resolution: Resolution, device: str, key: str, number: int, reason: str, *charge_and_now: Any) -> None:
+            hold = self._released(device, key, number)
+            if hold is None or not resolution.applied:
+                return
+            charge: Amount | None = charge_and_now[0] if state is CallState.FAILED else None
+            if state is CallState.REFUNDED:
+                charge = Amount()
+            self._charge(hold, state, hold.amount if charge is None else charge.capped(hold.amount))
 
-    async def doubt(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2."""
-        resolution = await self._timed("doubt", self._inner.doubt(device, key, attempt, reason, now))
-        return self._resolved(resolution, device, key, attempt, CallState.IN_DOUBT, None)
+        return note
 
-    async def sweep(self, now: float) -> tuple[AttemptRow, ...]:
-        """T3."""
-        swept = await self._timed("sweep", self._inner.sweep(now))
+    def _swept(self, swept: tuple[AttemptRow, ...], now: float) -> None:
         for row in swept:
             hold = self._released(row.device, row.key, row.number) or _Hold("", "", row.hold)
             self._charge(hold, CallState.IN_DOUBT, row.charged)
-        return swept
 
-    async def open_step(self, request: OpenStepRequest) -> StepRow:
-        """T4."""
-        row = await self._timed("open_step", self._inner.open_step(request))
+    def _opened(self, row: StepRow, request: OpenStepRequest) -> None:
         self._meters.task_now(row.device, row.task, row.dual, row.target_rate)
-        return row
 
-    async def close_step(self, request: CloseStepRequest) -> StepRow:
-        """T4."""
-        row = await self._timed("close_step", self._inner.close_step(request))
+    def _closed(self, row: StepRow, request: CloseStepRequest) -> None:
         label = self._meters.task_label(row.task)
         self._meters.total_units[label] += row.total_units
         self._meters.help_units[label] += row.help_units
         task = self._meters.task_now(row.device, row.task, row.dual_after, row.target_rate)
         task.assist_rate, task.units = row.assist_rate, row.total_units
-        return row
-
-    async def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
-        """A task and its budgets."""
-        return await self._timed("get_budget", self._inner.get_budget(device, task, budgets))
-
-    async def _timed(self, operation: str, transaction: Awaitable[T]) -> T:
-        histogram: Histogram = self._meters.ledger_seconds.get(operation) or self._meters.ledger(operation)
-        began = self._time()
-        try:
-            return await transaction
-        except CoordinatorUnavailable:
-            self._meters.ledger_failures[operation] += 1
-            raise
-        finally:
-            histogram.observe(self._time() - began)
-
-    def _resolved(
-        self, resolution: Resolution, device: str, key: str, attempt: int, state: CallState, charge: Amount | None
-    ) -> Resolution:
-        """Count an attempt's end; `charge` None means the whole hold."""
-        hold = self._released(device, key, attempt)
-        if hold is not None and resolution.applied:
-            self._charge(hold, state, hold.amount if charge is None else charge.capped(hold.amount))
-        return resolution
 
     def _released(self, device: str, key: str, attempt: int) -> _Hold | None:
         hold = self._holds.pop((device, key, attempt), None)
@@ -266,11 +251,6 @@ class ObservedStore:
             self._meters.charged_uusd[hold.task, hold.model] += charge.uusd
         if state is CallState.IN_DOUBT:
             self._meters.doubt_uusd += charge.uusd
-
-
-def observed_store(inner: LedgerStore, meters: Meters, time: Time) -> LedgerStore:
-    """The store, counted."""
-    return cast(LedgerStore, ObservedStore(inner, meters, time))
 
 
 async def remember_tasks(store: LedgerStore, meters: Meters) -> None:

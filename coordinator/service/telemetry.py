@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from coordinator.config import CoordinatorConfig
 from coordinator.service.measuring import (
     ItemMeter,
+    ObservedStore,
     Refusals,
     budgets_now,
     observed_provider,
-    observed_store,
     remember_tasks,
     watch_loop,
 )
@@ -61,7 +61,7 @@ class Observation:
     def store(self, inner: LedgerStore) -> LedgerStore:
         """The store, counted and traced."""
         traced = inner if self.tracing is None else self.tracing.store(inner)
-        return observed_store(traced, self.meters, self._clock.monotonic)
+        return ObservedStore(traced, self.meters, self._clock.monotonic)
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
         """The upstreams, their providers timed and traced."""

@@ -9,21 +9,23 @@ items of a batch to the RPC of the batch. What cannot be sent to the collector i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from coordinator.ledger.accounts import ReserveRequest, Resolution, Settlement
+from coordinator.ledger.stores.store import LedgerStore, Operation, WrappedStore
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.core.install import install_extra
 
 if TYPE_CHECKING:
     from coordinator.config import TelemetryConfig
-    from coordinator.ledger.accounts import Amount, ReserveOutcome, ReserveRequest, Resolution, Settlement
-    from coordinator.ledger.stores.store import LedgerStore
 
 T = TypeVar("T")
+P = ParamSpec("P")
+_OF_A_CALL = frozenset({"reserve", "settle", "refund", "fail", "doubt"})
 SERVICE_NAME = "edge-coordinator"
 EXPORT_TIMEOUT_S = 3.0
 
@@ -42,7 +44,7 @@ class Tracing:
 
     def store(self, inner: LedgerStore) -> LedgerStore:
         """The store, traced."""
-        return cast("LedgerStore", TracedStore(inner, self))
+        return TracedStore(inner, self)
 
     def provider(self, inner: CloudProvider, alias: str) -> CloudProvider:
         """The provider, traced; what it asks carries the trace on."""
@@ -129,45 +131,35 @@ def open_tracing(config: TelemetryConfig | None) -> Tracing | None:
     return Tracing(provider.get_tracer(SERVICE_NAME, __version__), TraceContextTextMapPropagator(), provider.shutdown)
 
 
-class TracedStore:
-    """A LedgerStore whose transactions of a call are spans; everything else is the inner store's."""
+class TracedStore(WrappedStore):
+    """A LedgerStore whose operations of a call are spans."""
 
     def __init__(self, inner: LedgerStore, tracing: Tracing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracing = tracing
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def reserve(self, request: ReserveRequest) -> ReserveOutcome:
-        """T1."""
-        with self._tracing.span("reserve", task=request.task, model=request.model, hold_uusd=request.hold.uusd) as span:
-            outcome = await self._inner.reserve(request)
-            span.set_attribute("edge.outcome", type(outcome).__name__.lower())
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation."""
+        if operation.name not in _OF_A_CALL:
+            return await self._inner.perform(operation, *args, **kwargs)
+        with self._tracing.span(operation.name, **_asked(args)) as span:
+            outcome = await self._inner.perform(operation, *args, **kwargs)
+            if isinstance(outcome, Resolution):
+                span.set_attribute("edge.state", str(outcome.call.state))
+                span.set_attribute("edge.charged_uusd", outcome.call.charged.uusd)
+            else:
+                span.set_attribute("edge.outcome", type(outcome).__name__.lower())
             return outcome
 
-    async def settle(self, settlement: Settlement) -> Resolution:
-        """T2."""
-        return await self._resolved("settle", settlement.attempt, self._inner.settle(settlement))
 
-    async def refund(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2."""
-        return await self._resolved("refund", attempt, self._inner.refund(device, key, attempt, reason, now))
-
-    async def fail(self, device: str, key: str, attempt: int, reason: str, charge: Amount | None, now: float) -> Resolution:
-        """T2."""
-        return await self._resolved("fail", attempt, self._inner.fail(device, key, attempt, reason, charge, now))
-
-    async def doubt(self, device: str, key: str, attempt: int, reason: str, now: float) -> Resolution:
-        """T2."""
-        return await self._resolved("doubt", attempt, self._inner.doubt(device, key, attempt, reason, now))
-
-    async def _resolved(self, name: str, attempt: int, transaction: Awaitable[Resolution]) -> Resolution:
-        with self._tracing.span(name, attempt=attempt) as span:
-            resolution = await transaction
-            span.set_attribute("edge.state", str(resolution.call.state))
-            span.set_attribute("edge.charged_uusd", resolution.call.charged.uusd)
-            return resolution
+def _asked(args: tuple[Any, ...]) -> dict[str, Any]:
+    """What a span says of an operation: of a hold its task, model and amount, of a resolution the attempt's number."""
+    match args:
+        case (ReserveRequest() as request,):
+            return {"task": request.task, "model": request.model, "hold_uusd": request.hold.uusd}
+        case (Settlement() as settlement,):
+            return {"attempt": settlement.attempt}
+    return {"attempt": args[2]}
 
 
 class TracedProvider:
