@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    from coordinator.commands import app
+    from coordinator.commands.main import app
 
     result = app(args=arguments, prog_name="edge-coordinator", standalone_mode=False)
     return result if isinstance(result, int) else 0

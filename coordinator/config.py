@@ -177,7 +177,7 @@ class UpstreamConfig(Section):
 
     @property
     def key_name(self) -> str | None:
-        """What `coordinator.secrets.Secrets` is asked for: a variable's name or `file:/PATH`; None without a key."""
+        """What `coordinator.config_secrets.Secrets` is asked for: a variable's name or `file:/PATH`; None without a key."""
         return self.api_key.removeprefix("env:") if self.api_key is not None else self.api_key_env
 
     @property
@@ -683,7 +683,7 @@ class CoordinatorConfig(Section):
 
     @model_validator(mode="after")
     def _no_plain_secret(self) -> CoordinatorConfig:
-        from coordinator.secrets import find_plain_secret
+        from coordinator.config_secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
             raise ValueAt(

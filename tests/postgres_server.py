@@ -89,7 +89,7 @@ class PostgresServer:
     async def ledger_database(self) -> str:
         """A new database with the ledger's tables and no rows; its dsn."""
         if not self._template:
-            from coordinator.stores.migrations import migrate_postgres
+            from coordinator.ledger.stores.migrations import migrate_postgres
 
             dsn = await self.empty_database()
             await migrate_postgres(lambda: self._connect(dsn))

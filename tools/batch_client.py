@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.many import ManyAtOnce
+from coordinator.calls.batch import ManyAtOnce
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest, Unauthenticated
 from edge.rpc import codec
 from edge.rpc.client import CallReply, CloudCall

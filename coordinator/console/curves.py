@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from coordinator.journal import JournalEntry
+from coordinator.ledger.journal import JournalEntry
 
 BACKLOG = 100_000
 PAGE = 500

@@ -7,7 +7,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from coordinator.console.state import ConsoleState
-from coordinator.sideport import Handler, Route, json_reply
+from coordinator.service.sideport import Handler, Route, json_reply
 
 _PAGE = {
     "/": ("index.html", "text/html"),

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.admin import AdminApi, Administrator
-from coordinator.admin_text import as_json
 from coordinator.console.curves import Curves
-from coordinator.metrics import BudgetGauge, Gauges
-from coordinator.observe import Refusals
+from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_text import as_json
+from coordinator.service.measuring import Refusals
+from coordinator.service.metrics import BudgetGauge, Gauges
 from edge.core.clock import Clock
 from edge.rpc.v1 import admin_pb2
 

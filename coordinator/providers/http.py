@@ -11,11 +11,11 @@ import asyncio
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -71,7 +71,15 @@ class ApiKey:
 ReadError = Callable[[bytes], str]
 
 
-_PROGRESS: ContextVar[SimpleNamespace] = ContextVar("progress")
+@dataclass(slots=True)
+class _Progress:
+    """How far a request has come: its connection stands; its response says 2xx."""
+
+    connected: bool = False
+    answers: bool = False
+
+
+_PROGRESS: ContextVar[_Progress] = ContextVar("progress")
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -132,22 +140,39 @@ class HttpUpstream:
 
     async def post(self, body: bytes, asked: ProviderRequest, end: float) -> Reply:
         """Send a request's body once and return its response when it says 2xx, by `end` (loop time). Raises ProviderError."""
+        connected = _Progress()
+        with _failures_told(connected):
+            async with asyncio.timeout_at(end):
+                response = await self._send(body, asked, connected)
+        return await self._accepted(response, end)
+
+    async def ask(self, body: bytes, asked: ProviderRequest, end: float) -> tuple[Reply, bytes]:
+        """The same with the whole body of the response, under one timer; the reply is closed. Raises ProviderError."""
+        connected = _Progress()
+        with _failures_told(connected):
+            async with asyncio.timeout_at(end):
+                response = await self._send(body, asked, connected)
+                if _is_accepted(response):
+                    reply = Reply(response, end, self._limits.max_response_bytes)
+                    connected.answers = True
+                    try:
+                        return reply, await reply.rest()
+                    finally:
+                        reply.close()
+        await self._accepted(response, end)
+        raise AssertionError("what was not accepted raises")
+
+    async def _send(self, body: bytes, asked: ProviderRequest, connected: _Progress) -> aiohttp.ClientResponse:
         await self.start()
         if self._session is None:
             raise ProviderError("the provider is closed", kind="closed", executed=False)
-        progress = SimpleNamespace(connected=False)
-        _PROGRESS.set(progress)
+        _PROGRESS.set(connected)
         key = header_text(asked.idempotency_key)
         headers = {**dict(asked.trace_headers), "Idempotency-Key": key, "Content-Type": "application/json"}
-        try:
-            async with asyncio.timeout_at(end):
-                response = await self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
-        except TimeoutError as error:
-            kind = "deadline" if progress.connected else "connect_timeout"
-            raise ProviderError("the upstream did not answer in time", kind=kind, executed=_perhaps(progress)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _connection_error(error, progress) from error
-        if 200 <= response.status < 300:
+        return await self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
+
+    async def _accepted(self, response: aiohttp.ClientResponse, end: float) -> Reply:
+        if _is_accepted(response):
             return Reply(response, end, self._limits.max_response_bytes)
         word = await self._word_of(response, end)
         response.close()
@@ -199,21 +224,26 @@ class Reply:
         return told if _MEDIA_TYPE.fullmatch(told) else "no known media type"
 
     async def whole(self) -> bytes:
-        """The whole body. Raises ProviderError."""
+        """The whole body, by its end. Raises ProviderError."""
+        with _failures_told(_Progress(connected=True, answers=True)):
+            async with asyncio.timeout_at(self._end):
+                return await self.rest()
+
+    async def rest(self) -> bytes:
+        """The same; how long it may take is the caller's business."""
         body = bytearray()
-        while chunk := await self.piece():
+        while chunk := await self._next():
             body += chunk
         return bytes(body)
 
     async def piece(self) -> bytes:
         """The next bytes, b"" at the end. Raises ProviderError: in time or not, a body that broke off was perhaps executed."""
-        try:
+        with _failures_told(_Progress(connected=True, answers=True)):
             async with asyncio.timeout_at(self._end):
-                chunk = await self._response.content.readany()
-        except TimeoutError as error:
-            raise ProviderError("the upstream did not finish in time", kind="deadline", executed=None) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ProviderError("the upstream broke off its answer", kind="cut", executed=None) from error
+                return await self._next()
+
+    async def _next(self) -> bytes:
+        chunk = await self._response.content.readany()
         self._size += len(chunk)
         if self._size > self._max_bytes:
             message = f"the upstream's answer is larger than {self._max_bytes} bytes"
@@ -298,11 +328,27 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _perhaps(progress: SimpleNamespace) -> bool | None:
-    return None if progress.connected else False
+def _is_accepted(response: aiohttp.ClientResponse) -> bool:
+    return 200 <= response.status < 300
 
 
-def _connection_error(error: Exception, progress: SimpleNamespace) -> ProviderError:
+@contextmanager
+def _failures_told(progress: _Progress) -> Iterator[None]:
+    """What goes wrong with a request, as the error that says whether it was executed."""
+    try:
+        yield
+    except TimeoutError as error:
+        what = "finish" if progress.answers else "answer"
+        kind = "deadline" if progress.connected else "connect_timeout"
+        executed = None if progress.connected else False
+        raise ProviderError(f"the upstream did not {what} in time", kind=kind, executed=executed) from error
+    except (aiohttp.ClientError, OSError) as error:
+        if progress.answers:
+            raise ProviderError("the upstream broke off its answer", kind="cut", executed=None) from error
+        raise _connection_error(error, progress) from error
+
+
+def _connection_error(error: Exception, progress: _Progress) -> ProviderError:
     """A connection that never stood was certainly not used; one that broke perhaps."""
     if progress.connected:
         return ProviderError("the upstream closed the connection without an answer", kind="disconnected", executed=None)

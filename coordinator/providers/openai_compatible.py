@@ -68,11 +68,8 @@ class OpenAICompatibleProvider:
         """Complete once. Raises ProviderError."""
         end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=False)
-        reply = await self._http.post(body, request, end)
-        try:
-            return _finished(_decoded(await reply.whole(), request, _wanted(reply, JSON)))
-        finally:
-            reply.close()
+        reply, answer = await self._http.ask(body, request, end)
+        return _finished(_decoded(answer, request, _wanted(reply, JSON)))
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Complete once, piece by piece. Raises ProviderError."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.accounts import price_key
-from coordinator.stores.store import LedgerStore
+from coordinator.ledger.accounts import price_key
+from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import InvalidRequest, KeyReused
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
 from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables

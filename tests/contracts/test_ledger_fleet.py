@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
-from coordinator.accounts import (
+from coordinator.ledger.accounts import (
     AS_CONFIGURED,
     Amount,
     BudgetRow,
@@ -23,8 +23,8 @@ from coordinator.accounts import (
     price_key,
     share_key,
 )
-from coordinator.stores.changes import EVERYTHING
-from coordinator.stores.store import LedgerStore
+from coordinator.ledger.stores.changes import EVERYTHING
+from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
 from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.accounts import (
+from coordinator.ledger.accounts import (
     Amount,
     BudgetTerms,
     CallState,
@@ -24,12 +24,12 @@ from coordinator.accounts import (
     budget_key,
     step_budget_key,
 )
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.postgres import PostgresLedgerStore
-from coordinator.stores.postgres_rows import open_read_only as open_postgres_read_only
-from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.stores.store import LedgerStore
-from coordinator.verify import VerifyReport, verify
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.postgres import PostgresLedgerStore
+from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres_read_only
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
 from tests.postgres_server import PostgresServer
@@ -498,7 +498,7 @@ async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore
 
 
 async def test_a_purge_of_many_answers_is_journalled_in_entries_of_a_bounded_size(store: LedgerStore, monkeypatch) -> None:
-    monkeypatch.setattr("coordinator.ledger.PURGED_IN_ENTRY", 2)
+    monkeypatch.setattr("coordinator.ledger.transitions.PURGED_IN_ENTRY", 2)
     for key in ("k1", "k2", "k3"):
         await store.reserve(reserve_request(key))
         await store.settle(settlement(key))

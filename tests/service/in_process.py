@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.admission import Gate
-from coordinator.bootstrap import Coordinator
+from coordinator.app import Coordinator
+from coordinator.calls.admission import Gate
+from coordinator.calls.prices import Price
+from coordinator.calls.upstreams import Upstream
 from coordinator.config import CoordinatorConfig
-from coordinator.pricing import Price
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.upstreams import Upstream
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.bootstrap import Coordinator
-from coordinator.pki import Authority, Holder, Written
-from coordinator.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.app import Coordinator
+from coordinator.service.pki import Authority, Holder, Written
+from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy
 from tests.service.in_process import ProgrammedProvider, running_coordinator
 from tools.batch_client import BatchingClient
+
+
+class NoticedTokens(Tokens):
+    """Those of another process than the coordinator's, which looks at their files every CHECK_FILES_S."""
+
+    def revoke(self, role: str, name: str) -> HolderRow:
+        """Revoke, and let it be noticed."""
+        row = super().revoke(role, name)
+        threading.Event().wait(CHECK_FILES_S)
+        return row
+
+    def rotate(self, *, at_once: bool = False) -> SigningKey:
+        """Rotate, and let it be noticed."""
+        key = super().rotate(at_once=at_once)
+        threading.Event().wait(CHECK_FILES_S)
+        return key
 
 
 class SecureFleet:
@@ -32,7 +49,7 @@ class SecureFleet:
     @property
     def tokens(self) -> Tokens:
         """As another process would open them."""
-        return Tokens(TokenStore(self.folder), TokenTerms(), self.clock)
+        return NoticedTokens(TokenStore(self.folder), TokenTerms(), self.clock)
 
     def tls_settings(self, *, client_cert: bool = True) -> dict[str, Any]:
         """The `tls` section."""

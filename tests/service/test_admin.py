@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from coordinator.bootstrap import admin_listen_of
+from coordinator.app import admin_listen_of
 from coordinator.cli import main
 from coordinator.config import AuthConfig, CoordinatorConfig
-from coordinator.journal import GENESIS, entry_hash
-from coordinator.security import token_terms
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.sqlite import SqliteLedgerStore
-from coordinator.tokens import Tokens, TokenStore
-from coordinator.verify import verify
+from coordinator.ledger.journal import GENESIS, entry_hash
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.verify import verify
+from coordinator.service.security import token_terms
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
@@ -89,7 +89,7 @@ async def test_budgets_are_listed_in_pages_and_the_credits_of_steps_only_when_as
 
 
 async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store, monkeypatch) -> None:
-    monkeypatch.setattr("coordinator.admin.MAX_PAGE_BYTES", 200)
+    monkeypatch.setattr("coordinator.service.admin_api.MAX_PAGE_BYTES", 200)
     shared = {"tasks": {"*": {"dual_scope": "global"}}}
     await store.register_device("old", "A" * 5_000_000, (), 0.0)
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, **shared), administrator(tmp_path) as admin:
@@ -335,6 +335,12 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         assert await run("devices", "list") == await run("devices")
         assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
+        doing = json.loads((await run("status", "--json"))[1])
+        assert (doing["serving"], doing["open_calls"], doing["devices"], doing["devices_today"]) == (True, 0, 1, 1)
+        assert (doing["spent_today"]["calls"], doing["spent_today"]["uusd"]) == (1, 20)
+        lines = (await run("status"))[1].splitlines()
+        assert lines[0] == "serving, 0 calls open" and lines[1].startswith("today: 1 call, ")
+        assert lines[2:] == ["devices: 1 seen, 1 today", doing["upstreams"][0]]
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.pki import Written
-from coordinator.stores.sqlite import SqliteLedgerStore
-from coordinator.verify import read_export
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.verify import read_export
+from coordinator.service.pki import Written
 from edge.core.errors import BudgetExhausted, Unauthenticated
 from tests.service.in_process import call
 from tests.service.security import SecureFleet, device

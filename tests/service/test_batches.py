@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 import grpc
 import pytest
 
-from coordinator.admission import Gate
+from coordinator.calls.admission import Gate
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError, ProviderResult
-from coordinator.stores.memory import MemoryLedgerStore
 from edge.core.errors import BudgetExhausted, CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
 from edge.core.types import TokenUsage
 from edge.rpc import codec

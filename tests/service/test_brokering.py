@@ -10,12 +10,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator.accounts import CallState
-from coordinator.admission import Gate
+from coordinator.calls.admission import Gate
 from coordinator.config import CoordinatorConfig
+from coordinator.ledger.accounts import CallState
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError, ProviderResult
-from coordinator.server import SERVICE
-from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.service.server import SERVICE
 from edge.core.errors import (
     BudgetExhausted,
     ConfigError,
@@ -538,7 +538,7 @@ async def test_a_file_in_the_sockets_place_is_kept(tmp_path) -> None:
 
 
 def test_a_coordinator_needs_somewhere_to_listen() -> None:
-    from coordinator.bootstrap import Coordinator
+    from coordinator.app import Coordinator
 
     with pytest.raises(ConfigError, match="nowhere to listen"):
         Coordinator(CoordinatorConfig(listen=()))

@@ -13,13 +13,13 @@ import sys
 import pytest
 from cryptography import x509
 
-from coordinator.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
-from coordinator.bootstrap import build_upstreams
-from coordinator.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
+from coordinator.app import build_upstreams
+from coordinator.calls.upstreams import UpstreamTable
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig, resolve_coordinator_config
-from coordinator.stores.sqlite import SqliteLedgerStore, exclusive_lock
-from coordinator.upstreams import UpstreamTable
+from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
+from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, StateError, Unpriced
 from tests.service.in_process import call
@@ -164,6 +164,7 @@ def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> 
         ("devices",),
         ("devices", "disable"),
         ("drain",),
+        ("status",),
         ("upstreams",),
         ("ledger", "verify"),
         ("ledger", "export"),

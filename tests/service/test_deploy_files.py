@@ -13,7 +13,7 @@ import yaml
 
 import coordinator.deploy
 from coordinator.config import resolve_coordinator_config
-from coordinator.metrics import Gauges, Meters, exposition
+from coordinator.service.metrics import Gauges, Meters, exposition
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from edge.rpc.client import StepUnits
 from tests.service.in_process import call

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from coordinator.cli import main
-from coordinator.stores.sqlite import SqliteLedgerStore
-from coordinator.verify import verify_file
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.verify import verify_file
 from edge.core.errors import PermissionDenied
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2

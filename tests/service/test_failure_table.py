@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
-from coordinator.stores.memory import MemoryLedgerStore
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
 from tests.service.in_process import TOOLS, call, connected, running_coordinator
 from tests.service.upstream_server import Behaviour, answers, completion, disconnects, hangs, running_upstream, sends

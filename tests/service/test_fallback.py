@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.accounts import CallState
-from coordinator.admission import Gate
-from coordinator.bootstrap import Coordinator
-from coordinator.breaker import Breaker, BreakerState, BreakerTerms
-from coordinator.broker import Broker
-from coordinator.budgets import BudgetBook
+from coordinator.app import Coordinator
+from coordinator.calls.admission import Gate
+from coordinator.calls.breaker import Breaker, BreakerState, BreakerTerms
+from coordinator.calls.broker import Broker
+from coordinator.calls.flights import Progress
+from coordinator.calls.prices import DatedPrice, DatedPrices, Price
+from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
 from coordinator.config import BudgetsConfig, CoordinatorConfig, TaskConfig
-from coordinator.controller import StepController
-from coordinator.flight import Progress
-from coordinator.pricing import DatedPrice, DatedPrices, Price
+from coordinator.control.steps import StepController
+from coordinator.ledger.accounts import CallState
+from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.verify import verify, verify_file
 from coordinator.providers.provider import ProviderError
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.upstreams import Leg, Upstream, UpstreamTable
-from coordinator.verify import verify, verify_file
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown, Unpriced
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock

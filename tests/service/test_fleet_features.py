@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coordinator.admission import Gate
-from coordinator.bootstrap import Coordinator
+from coordinator.app import Coordinator
+from coordinator.calls.admission import Gate
+from coordinator.calls.rates import RateLimiter
 from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
-from coordinator.fleet import Fleet, list_tasks
-from coordinator.ratelimit import RateLimiter
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.verify import verify
+from coordinator.control.devices import Fleet, list_tasks
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.verify import verify
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied, RateLimited
 from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step, shared_lr
 from edge.rpc.client import StepUnits

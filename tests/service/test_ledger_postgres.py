@@ -18,22 +18,22 @@ import asyncpg
 import pytest
 from msgspec import structs
 
-from coordinator.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
-from coordinator.ledger import Ledger
-from coordinator.stores.migrations import LEDGER
-from coordinator.stores.postgres import PostgresLedgerStore, PostgresSettings
-from coordinator.stores.postgres_rows import open_read_only
-from coordinator.stores.postgres_tables import COLUMNS
-from coordinator.stores.reach import Kind
-from coordinator.stores.trouble import STEADY_WRITES
-from coordinator.verify import VerifyReport, verify
+from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
+from coordinator.ledger.stores.migrations import LEDGER
+from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
+from coordinator.ledger.stores.postgres_reach import Kind
+from coordinator.ledger.stores.postgres_rows import open_read_only
+from coordinator.ledger.stores.postgres_tables import COLUMNS
+from coordinator.ledger.stores.trouble import STEADY_WRITES
+from coordinator.ledger.transitions import Ledger
+from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, StateError
 from tests.postgres_server import PostgresServer
 from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
 
 CRASHING = """
 import asyncio, os, sys
-from coordinator.stores.postgres import PostgresLedgerStore, PostgresSettings
+from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 
 async def main():
@@ -321,7 +321,7 @@ async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_i
     assert (await store.settle(settlement())).applied
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
+    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
     assert len(told) == 2 and "can be written again" in told[1]
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)
     assert await asyncio.wait_for(heard, 60.0) in {("", ""), ("d1", "math")}

@@ -8,11 +8,11 @@ import re
 import pytest
 from aiohttp import web
 
-from coordinator.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Gauges, Meters, exposition
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.providers.provider import ProviderError
-from coordinator.sideport import Route, SidePort
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.sqlite import SqliteLedgerStore
+from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Gauges, Meters, exposition
+from coordinator.service.sideport import Route, SidePort
 from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from coordinator.config_secrets import Secrets
 from coordinator.providers.http import HttpLimits, retry_after_s
 from coordinator.providers.openai_compatible import (
     OpenAICompatibleProvider,
@@ -20,7 +21,6 @@ from coordinator.providers.openai_compatible import (
     chat_completions_url,
 )
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
-from coordinator.secrets import Secrets
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 from tests.service.upstream_server import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.reload import changes_of, same_upstreams
+from coordinator.service.reload import changes_of, same_upstreams
 from edge.core.errors import BudgetExhausted, NotFound
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import call

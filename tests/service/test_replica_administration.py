@@ -15,6 +15,7 @@ import grpc
 import pytest
 import yaml
 
+from coordinator.service.tokens import CHECK_FILES_S
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.errors import from_rpc_error
@@ -131,6 +132,7 @@ async def test_a_token_revoked_at_one_replica_is_refused_at_the_other(replicas: 
     assert [await budget_with(token, child) for child in both] == [0, 0]
     async with grpc.aio.insecure_channel(f"unix:{replicas.first.state}/admin.sock") as channel:
         await admin_pb2_grpc.AdminServiceStub(channel).RevokeDevice(admin_pb2.RevokeDeviceRequest(device="lamp"))
+    await asyncio.sleep(CHECK_FILES_S)
     for child in both:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await budget_with(token, child)

@@ -15,8 +15,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from coordinator.auth import SERVICES_OF_ROLE
-from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.service.authentication import SERVICES_OF_ROLE
 from edge.core.log import quiet_transport
 from edge.rpc.errors import DOMAIN, from_rpc_error
 from tests.service.in_process import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator

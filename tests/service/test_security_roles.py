@@ -12,11 +12,11 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 import edge.rpc.v1
-from coordinator.auth import SERVICES_OF_ROLE, Authenticator, CallFacts, FailureLimiter, Identity, authorize
 from coordinator.config import AuthConfig
-from coordinator.guard import tasks_in
-from coordinator.pki import Authority, CertificateFacts, Holder
-from coordinator.tokens import ROLES, Tokens, TokenStore, TokenTerms
+from coordinator.service.access import tasks_in
+from coordinator.service.authentication import SERVICES_OF_ROLE, Authenticator, CallFacts, FailureLimiter, Identity, authorize
+from coordinator.service.pki import Authority, CertificateFacts, Holder
+from coordinator.service.tokens import ROLES, Tokens, TokenStore, TokenTerms
 from edge.core.errors import CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import call_pb2, device_pb2
@@ -190,7 +190,7 @@ def test_a_certificate_that_names_no_one_holder_is_nobody(tmp_path, monkeypatch,
     world = World(tmp_path)
     ends = world.clock.now() + 60.0
     ours = tuple(uri for uri in uris if uri.startswith("edge://"))
-    monkeypatch.setattr("coordinator.auth.certificate_facts", lambda pem: CertificateFacts(ours, 0.0, ends))
+    monkeypatch.setattr("coordinator.service.authentication.certificate_facts", lambda pem: CertificateFacts(ours, 0.0, ends))
     with pytest.raises(Unauthenticated, match="names no device"):
         world.caller(REMOTE, encrypted=True, certificate_pem=b"any")
 

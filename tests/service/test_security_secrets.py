@@ -14,8 +14,8 @@ from aiohttp import web
 
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig, resolve_coordinator_config
+from coordinator.config_secrets import find_plain_secret, read_secret
 from coordinator.redact import RedactingFilter, looks_secret, redacted
-from coordinator.secrets import find_plain_secret, read_secret
 from edge.config.secret_refs import SecretRef, parse_secret_ref
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError

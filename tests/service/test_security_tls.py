@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.pki import Authority, write_private
+from coordinator.service.pki import Authority, write_private
 from edge.app import build_client
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag

@@ -55,7 +55,7 @@ async def test_something_in_the_clear_that_is_no_coordinator_is_not_taken_for_tl
 async def test_a_server_certificate_that_has_expired_is_told_as_such(fleet, monkeypatch) -> None:
     fleet.server = fleet.authority.issue_server(["localhost", "127.0.0.1"], fleet.clock.now() - 2 * 86400, days=1, force=True)
     monkeypatch.setattr(
-        "coordinator.tls._check_pair", lambda *_: None
+        "coordinator.service.tls._check_pair", lambda *_: None
     )  # it refuses to start with one; this one grew old meanwhile
     async with fleet.running() as (_, address), device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
         error = await told(lamp)
@@ -117,7 +117,7 @@ async def test_failed_handshakes_leave_grpcs_own_words_out_of_the_log(fleet, tmp
 
 
 async def test_failed_handshakes_are_counted_beside_the_connections_that_are_served(fleet, monkeypatch) -> None:
-    monkeypatch.setattr("coordinator.handshakes.PATIENCE_S", 0.2)
+    monkeypatch.setattr("coordinator.service.handshakes.PATIENCE_S", 0.2)
     async with fleet.running(metrics_listen="127.0.0.1:0") as (coordinator, address):
         url = coordinator.serving.metrics_url
         for shown in strangers_of(fleet):

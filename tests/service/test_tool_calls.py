@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coordinator.admission import Gate
+from coordinator.calls.admission import Gate
+from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import ProviderError
 from coordinator.providers.scripted import ScriptedProvider
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.upstreams import Leg, Upstream, UpstreamTable
 from edge.core.errors import CoordinatorUnavailable, InvalidRequest
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service import anthropic_traffic as traffic

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import ValidationError
 
-from coordinator.bootstrap import Coordinator
+from coordinator.app import Coordinator
 from coordinator.config import CoordinatorConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
@@ -156,7 +156,11 @@ async def test_a_collector_that_is_gone_costs_no_call(tmp_path) -> None:
 def test_serving_without_telemetry_imports_no_opentelemetry() -> None:
     code = """
 import sys
-from coordinator import admin_client, bootstrap, observation, server, tracing
+from coordinator.commands import admin_client
+from coordinator import app as bootstrap
+from coordinator.service import telemetry as observation
+from coordinator.service import server
+from coordinator.service import tracing
 from coordinator.config import CoordinatorConfig
 from edge.core.clock import SystemClock
 observation.Observation(CoordinatorConfig(), SystemClock())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.verify import verify
+from coordinator.ledger.verify import verify
 from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld

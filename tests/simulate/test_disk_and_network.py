@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts import Reserved
+from coordinator.ledger.accounts import Reserved
+from coordinator.ledger.stores.buffered import Batch
 from edge.core.errors import CoordinatorUnavailable
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
@@ -37,9 +38,9 @@ def test_a_crash_takes_back_what_was_not_synced_and_only_that() -> None:
         store = opening.result()
         await asyncio.wait([host.spawn(store.reserve(reserve_request("kept")), "kept")])
         host.spawn(store.reserve(reserve_request("lost")), "lost")
-        while ("d1", "lost") not in disk.tables.calls:
+        while disk._syncing is None:
             await asyncio.sleep(0)
-        disk._syncing = False  # the batch has run and its sync has not begun
+        disk._syncing = None  # the batch was handed over and its sync has not begun
         host.die()
         disk.crash()
 
@@ -54,19 +55,22 @@ def test_a_crash_in_the_middle_of_a_sync_keeps_all_or_nothing() -> None:
         loop = SeededLoop(seed)
         disk = Disk(loop, random.Random(seed))
         disk.tables.journal.append("first")  # type: ignore[arg-type]
-        disk.tables.keep()
 
-        async def main(disk: Disk = disk) -> None:
-            disk.tables.append_journal("second")  # type: ignore[arg-type]
-            disk.tables.append_journal("third")  # type: ignore[arg-type]
-            syncing = asyncio.create_task(disk.sync())
+        async def main(loop: SeededLoop = loop, disk: Disk = disk) -> None:
+            host = Host("coordinator", loop)
+            batch = Batch({}, ["second", "third"], set())  # type: ignore[list-item]
+            host.spawn(_handed_over(disk, batch), "write")
             await asyncio.sleep(0.0001)
-            syncing.cancel()
+            host.die()
             disk.crash()
 
         _run(loop, main())
         kept[len(disk.tables.journal)] += 1
     assert set(kept) == {1, 3}
+
+
+async def _handed_over(disk: Disk, batch: Batch) -> None:
+    disk.sync(batch, lambda error: None)
 
 
 def test_a_full_disk_changes_nothing_and_an_unsure_one_changes_all() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.calls.prices import Price
 from coordinator.config import RatePoint, TaskConfig
-from coordinator.fairness import highest_floor
-from coordinator.pricing import Price
+from coordinator.ledger.fairness import highest_floor
 from edge.budget.dial import HelpDial
 from edge.core.errors import UsageError
 from edge.core.types import TokenUsage

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from coordinator.accounts import (
+from coordinator.ledger.accounts import (
     SERVING_STEP,
     Amount,
     BudgetTerms,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.admission import Gate, Turnstile
+from coordinator.calls.admission import Gate, Turnstile
 from edge.core.errors import CoordinatorUnavailable
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coordinator.bootstrap import tariff_of
+from coordinator.app import tariff_of
+from coordinator.calls.prices import Price
 from coordinator.config import CoordinatorConfig, UpstreamConfig
-from coordinator.pricing import Price
 from edge.cloud.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import EmbeddedCoordinatorConfig

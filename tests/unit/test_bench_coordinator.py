@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved
 from coordinator.config import CoordinatorConfig
-from coordinator.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import UsageError
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import ours, rows

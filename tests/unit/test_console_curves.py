@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.console import curves as module
 from coordinator.console.curves import POINTS, TASKS_KEPT, Curves, journal_end
-from coordinator.journal import JournalEntry
+from coordinator.ledger.journal import JournalEntry
 
 
 def entry(seq: int, kind: str, at_ms: int = 0, **body: object) -> JournalEntry:

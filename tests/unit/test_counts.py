@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.verify import VerifyReport
+from coordinator.ledger.verify import VerifyReport
 from edge.core.formatting import counted
 
 

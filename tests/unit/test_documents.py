@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from coordinator.cli import main as coordinator_main
-from coordinator.commands import app as coordinator_app
+from coordinator.commands.main import app as coordinator_app
 from coordinator.config import CoordinatorConfig
 from edge.cli.app import app
 from edge.config.loader import resolve

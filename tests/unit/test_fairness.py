@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.fairness import PPM, floor_target, highest_floor, unused_floor
+from coordinator.ledger.fairness import PPM, floor_target, highest_floor, unused_floor
 from edge.dagrpo.dual import dual_step, shared_lr
 
 USED = st.lists(st.integers(0, 30), max_size=6)

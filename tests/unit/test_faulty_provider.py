@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts import CallState
-from coordinator.admission import Gate
-from coordinator.breaker import Breaker, BreakerTerms
-from coordinator.broker import Broker
-from coordinator.budgets import BudgetBook
+from coordinator.calls.admission import Gate
+from coordinator.calls.breaker import Breaker, BreakerTerms
+from coordinator.calls.broker import Broker
+from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
 from coordinator.config import BudgetsConfig, TaskConfig
-from coordinator.controller import StepController
+from coordinator.control.steps import StepController
+from coordinator.ledger.accounts import CallState
+from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.verify import verify
 from coordinator.providers.faults import FAULTS, FaultRates, FaultyProvider
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.upstreams import Leg, Upstream, UpstreamTable
-from coordinator.verify import verify
 from edge.core.errors import CoordinatorError
 from edge.core.types import Message
 from edge.testing.clock import ManualClock

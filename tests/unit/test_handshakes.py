@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.handshakes import PATIENCE_S, Handshakes
+from coordinator.service.handshakes import PATIENCE_S, Handshakes
 from edge.testing.clock import ManualClock
 
 LONGEST_S = 100.0

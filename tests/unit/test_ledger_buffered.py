@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
-from coordinator.ledger import Ledger, Tables
-from coordinator.stores.buffered import BufferedTables
-from coordinator.stores.memory import MemoryTables
-from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
-from coordinator.verify import verify
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
+from coordinator.ledger.stores.buffered import Batch, BufferedTables
+from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.transitions import Ledger, Tables
+from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
@@ -84,6 +84,12 @@ def _everything(tables: Tables) -> list[Any]:
     return [*map(list, rows), list(tables.all_prices()), list(tables.all_price_members()), list(tables.journal_after(0))]
 
 
+def _write(file: SqliteTables, batch: Batch) -> None:
+    for table, rows in batch.rows.items():
+        file.put_all(table, rows)
+    file.append_all(batch.journal)
+
+
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> None:
     rng = random.Random(seed)
@@ -95,14 +101,27 @@ def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> 
         for device in DEVICES:
             opening = partial(Ledger.open_step, request=open_request(device=device))
             assert _outcome(ours, buffered, opening) == _outcome(theirs, plain, opening)
+        under_way: Batch | None = None
         for _ in range(OPERATIONS):
             operation = _some_operation(rng)
             assert _outcome(ours, buffered, operation) == _outcome(theirs, plain, operation)
-            if rng.random() < 0.25:
-                buffered.write()
+            if under_way is None and rng.random() < 0.25:
+                under_way = buffered.take()
+            elif under_way is not None and rng.random() < 0.5:
+                if rng.random() < 0.5:
+                    _write(file, under_way)  # the file has it, and nobody was told yet
+                    assert _everything(buffered) == _everything(plain)
+                    under_way.rows, under_way.journal = {}, ()
+                _write(file, under_way)
+                buffered.committed()
+                under_way = None
         assert _everything(buffered) == _everything(plain)
-        buffered.write()
-        assert buffered.is_written
+        if under_way is not None:
+            _write(file, under_way)
+            buffered.committed()
+        _write(file, buffered.take())
+        buffered.committed()
+        assert not buffered.waiting
         assert verify(file).ok
         assert list(file.journal_after(0)) == list(plain.journal_after(0))
     connection.close()

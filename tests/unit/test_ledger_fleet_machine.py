@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from coordinator.accounts import Amount, BudgetRow, BudgetTerms, Limits, Reserved, share_key, share_prefix
+from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits, Reserved, share_key, share_prefix
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
 from tests.postgres_server import PostgresServer

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from coordinator.accounts import InProgress
-from coordinator.stores.migrations import LEDGER, History, migrate_sqlite_file
-from coordinator.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
-from coordinator.verify import verify_file
+from coordinator.ledger.accounts import InProgress
+from coordinator.ledger.stores.migrations import LEDGER, History, migrate_sqlite_file
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.ledger.verify import verify_file
 from edge.core.errors import StateError
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 
@@ -120,7 +120,7 @@ async def test_a_fresh_file_has_what_the_revisions_make(path: Path, tmp_path: Pa
 def _upgrade_from_nothing(path: Path) -> None:
     from alembic import command
 
-    from coordinator.stores.migrations import _config
+    from coordinator.ledger.stores.migrations import _config
 
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:

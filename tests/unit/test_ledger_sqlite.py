@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.accounts import Amount, CallState, InProgress, Reserved
-from coordinator.ledger import Ledger
-from coordinator.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
-from coordinator.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, STEADY_WRITES, advice
-from coordinator.verify import verify_file
+from coordinator.ledger.accounts import Amount, CallState, InProgress, Reserved
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.ledger.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, STEADY_WRITES, advice
+from coordinator.ledger.transitions import Ledger
+from coordinator.ledger.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
 from tests.unit.ledger_requests import HOLD, NOW, ROOMY, open_request, reserve_request, settlement
 
 CRASHING = """
 import asyncio, os, sys
-from coordinator.ledger import Ledger
-from coordinator.stores.sqlite import SqliteLedgerStore
+from coordinator.ledger.transitions import Ledger
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 
 async def main():
@@ -224,7 +224,7 @@ async def test_a_disk_that_is_full_and_has_room_again_is_logged_once_each(
                 await store.reserve(reserve_request(f"again{number}"))
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.stores.trouble"]
+    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
     assert len(told) == 2
     assert str(path) in told[0] and "calls are refused" in told[0]
     assert told[1] == "the ledger can be written again"

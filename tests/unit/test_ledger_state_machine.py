@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from coordinator.accounts import Amount, BudgetTerms, Limits, Reserved, budget_key, step_budget_key
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.postgres import PostgresLedgerStore
-from coordinator.stores.postgres_rows import open_read_only as open_postgres_read_only
-from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.stores.store import LedgerStore
-from coordinator.verify import LedgerRows, verify
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, budget_key, step_budget_key
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.postgres import PostgresLedgerStore
+from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres_read_only
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.verify import LedgerRows, verify
 from edge.core.errors import CoordinatorError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
 from tests.postgres_server import PostgresServer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.many import ManyAtOnce
-from coordinator.watch import RUNG_AT_ONCE, BudgetBell, versions
+from coordinator.calls.batch import ManyAtOnce
+from coordinator.service.budget_watch import RUNG_AT_ONCE, BudgetBell, versions
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 

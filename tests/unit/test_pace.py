@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.budgets import window_label
+from coordinator.ledger.budgets import window_label
 from edge.budget.dial import Dials
 from edge.budget.pace import Pace, expected_demand, period_budget
 from edge.cloud.client import KnownBudget

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.pricing import NEVER_PRICED, DatedPrice, DatedPrices, Price, published_prices, read_price_file, why_unpriced
+from coordinator.calls.prices import NEVER_PRICED, DatedPrice, DatedPrices, Price, published_prices, read_price_file, why_unpriced
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 

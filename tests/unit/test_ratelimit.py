@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.calls.rates import FEWEST_BUCKETS_TO_SCAN, RateLimiter
 from coordinator.config import RateConfig, RatesConfig
-from coordinator.ratelimit import FEWEST_BUCKETS_TO_SCAN, RateLimiter
 from edge.core.errors import RateLimited
 from edge.testing.clock import ManualClock
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coordinator.config import TaskConfig
-from coordinator.controller import StepController
-from coordinator.stores.memory import MemoryLedgerStore
+from coordinator.control.steps import StepController
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from edge.testing.clock import ManualClock
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bootstrap import build_routes, build_upstreams, tariff_of
+from coordinator.app import build_routes, build_upstreams, tariff_of
+from coordinator.calls.prices import Price
 from coordinator.config import CoordinatorConfig, UpstreamConfig, resolve_coordinator_config
-from coordinator.pricing import Price
 from coordinator.providers.anthropic import AnthropicProvider
 from edge.core.errors import ConfigError
 

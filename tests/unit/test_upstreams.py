@@ -7,12 +7,12 @@ from datetime import date
 
 import pytest
 
-from coordinator.admission import Gate
-from coordinator.breaker import Outcome
-from coordinator.pricing import DatedPrice, DatedPrices, Price
+from coordinator.calls.admission import Gate
+from coordinator.calls.breaker import Outcome
+from coordinator.calls.prices import DatedPrice, DatedPrices, Price
+from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.providers.provider import ProviderError
 from coordinator.providers.scripted import ScriptedProvider
-from coordinator.upstreams import Leg, Upstream, UpstreamTable, may_go_elsewhere
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
 from tests.service.in_process import PRICE, call
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.accounts import Amount, BudgetRow, BudgetTerms, Limits
-from coordinator.budgets import snapshot
 from coordinator.config import TaskConfig
+from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits
+from coordinator.ledger.budgets import snapshot
 from edge.answering.ask_cloud import why_not
 from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text, what_is_used_up
 from edge.core.errors import BudgetExhausted

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.accounts import Amount, BudgetTerms, Limits
-from coordinator.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
-from coordinator.ledger import Ledger
-from coordinator.stores.memory import MemoryLedgerStore
-from coordinator.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.stores.sqlite_tables import SCHEMA, SqliteTables
-from coordinator.stores.store import LedgerStore
-from coordinator.verify import export, read_export, verify, verify_file
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
+from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
+from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
+from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.transitions import Ledger
+from coordinator.ledger.verify import export, read_export, verify, verify_file
 from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
 
 ENTRIES = 46

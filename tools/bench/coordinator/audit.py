@@ -88,8 +88,8 @@ class Books:
 
 def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str], cost: tuple[int, ...]) -> Audit:
     """Books, log and replies compared. `acknowledged` are `device|key`; `cost` is what each call costs."""
-    from coordinator.stores.sqlite import open_read_only
-    from coordinator.verify import verify_file
+    from coordinator.ledger.stores.sqlite import open_read_only
+    from coordinator.ledger.verify import verify_file
 
     books, told = Books(), set(acknowledged)
     with open_read_only(ledger) as rows:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.bootstrap import LEDGER_FILE
+from coordinator.app import LEDGER_FILE
 from coordinator.config import CoordinatorConfig
-from coordinator.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import SystemClock
 
 PRICE_IN_UUSD_PER_MTOK, PRICE_OUT_UUSD_PER_MTOK = 1_000_000, 4_000_000

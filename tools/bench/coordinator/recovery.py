@@ -33,7 +33,7 @@ LEASE_S = 90.0
 
 async def fill(ledger: Path, entries: int, holds: int) -> None:
     """About so many journal entries, the last `holds` of them open holds; never returns."""
-    from coordinator.stores.sqlite import SqliteLedgerStore
+    from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 
     store = await SqliteLedgerStore.open(ledger, time.time())
     calls = max(0, (entries - holds) // 2)
@@ -50,7 +50,7 @@ def _device(number: int) -> str:
 
 
 def _request(number: int) -> Any:
-    from coordinator.accounts import Amount, BudgetTerms, Limits, ReserveRequest, budget_key
+    from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, ReserveRequest, budget_key
 
     now, device = time.time(), _device(number)
     limits = Limits(ours.AMPLE, ours.AMPLE, ours.AMPLE)
@@ -73,7 +73,7 @@ def _request(number: int) -> Any:
 
 
 def _settlement(number: int) -> Any:
-    from coordinator.accounts import Amount, Settlement
+    from coordinator.ledger.accounts import Amount, Settlement
 
     return Settlement(
         _device(number), f"k{number}", 1, Amount(*cost()), 180, 96, "An answer. " * 40, "stop", "bench", time.time()
@@ -101,7 +101,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_doubt(ledger: Path) -> int:
-    from coordinator.stores.sqlite import open_read_only
+    from coordinator.ledger.stores.sqlite import open_read_only
 
     with open_read_only(ledger) as rows:
         return sum(str(attempt.state) == "in_doubt" for attempt in rows.all_attempts())

@@ -290,7 +290,7 @@ def _token_file(folder: Path, name: str, token: str) -> str:
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
     """Soak, then read the books."""
-    from coordinator.verify import verify_file
+    from coordinator.ledger.verify import verify_file
 
     scratch = Path(job["scratch"])
     shutil.rmtree(scratch, ignore_errors=True)

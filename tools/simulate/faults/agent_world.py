@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.verify import verify
+from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from tools.simulate.faults.agent_checker import AgentChecker, Kept
 from tools.simulate.faults.agent_device import AgentLife, AgentNotes, SeededState
@@ -385,7 +385,7 @@ class AgentWorld:
         assert host is not None
         await broker.drain(0.0)
         await asyncio.sleep(1.0)
-        at_rest = {f"{host.name}: start", f"{host.name}: budget bell", "ledger writer"}
+        at_rest = {f"{host.name}: start", f"{host.name}: budget bell"}
         self._left_at_site = [name for name in self.loop.live_tasks(host) if name not in at_rest]
 
     # judging -------------------------------------------------------------------------------------------------------------------

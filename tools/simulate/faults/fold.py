@@ -141,6 +141,7 @@ class Fold:
         self._groups: dict[tuple[str, str, int, str], str] = {}
         self._rules = rules
         self._verdict = verdict
+        self.broken = False
         self._seq = 0
         self._head = "0" * 64
         self._terms: tuple[Terms, ...] = ()
@@ -152,6 +153,8 @@ class Fold:
         configured = history.ever if at is None else history.possible(at, at)
         self._terms = tuple(terms.with_all_set(self._set) for terms in configured)
         self._chain(entry)
+        if self.broken:
+            return
         getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
         self._verdict.check("I6", not self.duals.clashes, f"entry {entry['seq']}: {self.duals.clashes[-1:]}")
         self.duals.clashes.clear()
@@ -165,6 +168,7 @@ class Fold:
             and entry["previous"] == self._head
             and entry["hash"] == hashlib.sha256(text.encode()).hexdigest()
         )
+        self.broken = self.broken or not fits
         self._verdict.check("I13", fits, f"entry {entry['seq']} does not continue the chain")
         self._head = entry["hash"]
         self.hashes.append(self._head)

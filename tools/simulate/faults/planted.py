@@ -4,7 +4,6 @@ they are wrong; knows nothing of how seeds are played. Exploring must find every
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import math
@@ -15,10 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator import broker, ledger
-from coordinator.accounts import FLEET_CACHE, Amount, CallState, Reserved, Resolution
-from coordinator.broker import Broker
-from coordinator.ledger import Ledger
+from coordinator.calls import broker
+from coordinator.calls.broker import Broker
+from coordinator.ledger import transitions as ledger
+from coordinator.ledger.accounts import FLEET_CACHE, Amount, BudgetRow, CallState, Reserved, Resolution
+from coordinator.ledger.stores.buffered import BufferedTables
+from coordinator.ledger.stores.group_commit import GroupCommitStore
+from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import ProviderError
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
@@ -31,7 +33,6 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Report
 from tools.simulate.faults import checker
 from tools.simulate.faults.fold import Fold, Rules
-from tools.simulate.virtual.disk import Disk, DiskTables
 
 _INHERITED = object()
 
@@ -132,13 +133,13 @@ def _guard_removed(patch: Patch) -> None:
         attempt, call = real(self, device, key, number)
         return replace(attempt, state=CallState.DISPATCHED), call
 
-    def without_hold(self: DiskTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        row = self.budgets[key]
+    def without_hold(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
+        row = _budget(self, key)
         reserved = row.reserved.minus(hold.capped(row.reserved))
-        self._set(self.budgets, key, replace(row, reserved=reserved, committed=row.committed.plus(charge)))
+        self.put_budget(replace(row, reserved=reserved, committed=row.committed.plus(charge)))
 
     patch.replace(Ledger, "_attempt_and_call", unguarded)
-    patch.replace(DiskTables, "resolve", without_hold)
+    patch.replace(BufferedTables, "resolve", without_hold)
 
 
 @mutation("a time-out is refunded", "I4")
@@ -179,12 +180,12 @@ def _dispatch_before_reserve(patch: Patch) -> None:
 
 @mutation("a charge is counted twice in the balance", "I2")
 def _double_count(patch: Patch) -> None:
-    def resolve(self: DiskTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        row = self.budgets[key]
+    def resolve(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
+        row = _budget(self, key)
         committed = row.committed.plus(charge).plus(charge)
-        self._set(self.budgets, key, replace(row, reserved=row.reserved.minus(hold), committed=committed))
+        self.put_budget(replace(row, reserved=row.reserved.minus(hold), committed=committed))
 
-    patch.replace(DiskTables, "resolve", resolve)
+    patch.replace(BufferedTables, "resolve", resolve)
 
 
 @mutation("a charge is doubled in the journal too", "I4")
@@ -211,12 +212,12 @@ def _open_row(self: Ledger, request: Any) -> Any:
 
 @mutation("a hold is taken without looking at the limit", "I1")
 def _no_limit(patch: Patch) -> None:
-    def hold(self: DiskTables, key: str, amount: Amount, from_aside: Amount) -> bool:
-        row = self.budgets[key]
-        self._set(self.budgets, key, replace(row, reserved=row.reserved.plus(amount)))
+    def hold(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
+        row = _budget(self, key)
+        self.put_budget(replace(row, reserved=row.reserved.plus(amount)))
         return True
 
-    patch.replace(DiskTables, "hold", hold)
+    patch.replace(BufferedTables, "hold", hold)
 
 
 @mutation("a lease is never swept", "I8", "I11", seed=12)
@@ -253,7 +254,7 @@ def _lookup_crosses(patch: Patch) -> None:
 
 @mutation("callers of different devices share a flight", "I10", seed=7)
 def _flight_crosses(patch: Patch) -> None:
-    from coordinator.flight import Job
+    from coordinator.calls.flights import Job
 
     patch.replace(Job, "group", property(lambda job: (job.call.task, job.call.step, job.call.prompt_id)))
 
@@ -275,23 +276,62 @@ def _no_credit(patch: Patch) -> None:
     patch.replace(Ledger, "_require_open_step", lambda self, request: None)
 
 
-@mutation("callers are told before the disk has it", "I9", "I3", seed=6)
+@mutation("an answer is released before its commit", "I9", "I3", seed=6)
 def _told_too_early(patch: Patch) -> None:
-    import asyncio
-
-    real = Disk.sync
-
-    async def lazy(self: Disk) -> None:
-        asyncio.get_running_loop().create_task(_eventually(real, self))
-
-    patch.replace(Disk, "sync", lazy)
+    patch.replace(GroupCommitStore, "_has_to_wait", _without_waiting(GroupCommitStore._has_to_wait))
 
 
-async def _eventually(sync: Any, disk: Disk) -> None:
-    from tools.simulate.virtual.disk import DiskError
+def _without_waiting(real: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """Rows are written as ever, and nobody waits for it."""
 
-    with contextlib.suppress(DiskError):
-        await sync(disk)
+    def has_to_wait(self: Any, waiter: Any) -> bool:
+        real(self, waiter)
+        return False
+
+    return has_to_wait
+
+
+@mutation("what an operation saw is told before it is durable, unless it wrote itself", "I9", "I5", "I10", seed=10)
+def _read_too_early(patch: Patch) -> None:
+    run, has_to_wait = GroupCommitStore._run, GroupCommitStore._has_to_wait
+    wrote: dict[int, bool] = {}
+
+    def noted(self: GroupCommitStore, waiter: Any) -> None:
+        before = None if self._tables is None else self._tables.journal_head()
+        run(self, waiter)
+        wrote[id(waiter)] = self._tables is not None and self._tables.journal_head() != before
+
+    def only_writers(self: GroupCommitStore, waiter: Any) -> bool:
+        return wrote.pop(id(waiter), False) and has_to_wait(self, waiter)
+
+    patch.replace(GroupCommitStore, "_run", noted)
+    patch.replace(GroupCommitStore, "_has_to_wait", only_writers)
+
+
+@mutation("a batch survives the failure of the one before it", "I13")
+def _survives_failure(patch: Patch) -> None:
+    real = GroupCommitStore._failed
+
+    def failed(self: GroupCommitStore, waiters: list[Any], error: Exception) -> None:
+        gathering, tables, ledger = self._gathering, self._tables, self._ledger
+        self._gathering = []
+        real(self, waiters, error)
+        self._gathering, self._tables, self._ledger = gathering, tables, ledger
+
+    patch.replace(GroupCommitStore, "_failed", failed)
+
+
+@mutation("a commit's callback is lost now and then", "I11", "I8", "I14")
+def _callback_lost(patch: Patch) -> None:
+    real = GroupCommitStore._synced
+
+    def synced(self: GroupCommitStore, error: Exception | None) -> None:
+        if self.commits % 7 == 6 and error is None:
+            self.commits += 1
+            return
+        real(self, error)
+
+    patch.replace(GroupCommitStore, "_synced", synced)
 
 
 @mutation("doubt costs nothing", "I4")
@@ -320,29 +360,35 @@ def _doubt_is_tried_again(patch: Patch) -> None:
 
 @mutation("what is kept for others may be taken", "I1", seed=64)
 def _floor_ignored(patch: Patch) -> None:
-    def hold(self: DiskTables, key: str, amount: Amount, from_aside: Amount) -> bool:
-        row = self.budgets[key]
+    def hold(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
+        row = _budget(self, key)
         held = replace(row, reserved=row.reserved.plus(amount), set_aside=row.set_aside.minus(from_aside))
         if held.limits.units_exceeded(held.used):
             return False
-        self._set(self.budgets, key, held)
+        self.put_budget(held)
         return True
 
-    patch.replace(DiskTables, "hold", hold)
+    patch.replace(BufferedTables, "hold", hold)
 
 
 @mutation("what is kept for a device is kept from it too", "I1", seed=347)
 def _floor_withheld(patch: Patch) -> None:
-    real = DiskTables.hold
+    real = BufferedTables.hold
     patch.replace(
-        DiskTables, "hold", lambda self, key, amount, aside: real(self, key, amount, Amount()) and _take(self, key, aside)
+        BufferedTables, "hold", lambda self, key, amount, aside: real(self, key, amount, Amount()) and _take(self, key, aside)
     )
 
 
-def _take(tables: DiskTables, key: str, aside: Amount) -> bool:
-    row = tables.budgets[key]
-    tables._set(tables.budgets, key, replace(row, set_aside=row.set_aside.minus(aside)))
+def _take(tables: BufferedTables, key: str, aside: Amount) -> bool:
+    row = _budget(tables, key)
+    tables.put_budget(replace(row, set_aside=row.set_aside.minus(aside)))
     return True
+
+
+def _budget(tables: BufferedTables, key: str) -> BudgetRow:
+    row = tables.budget(key)
+    assert row is not None
+    return row
 
 
 @mutation("a late joiner leaves the floors as they were", "I1", seed=212)
@@ -401,7 +447,7 @@ def _price_begins_late(patch: Patch) -> None:
     def begin(self: Ledger, task: Any) -> bool:
         begins = real(self, task)
         if begins:
-            self.tables._remove(self.tables.prices, task.price)  # type: ignore[attr-defined]
+            self.tables._prices.take_back((task.price,))  # type: ignore[attr-defined]
         return begins
 
     patch.replace(Ledger, "_begin_price", begin)
@@ -441,7 +487,7 @@ def _never_woken(patch: Patch) -> None:
                 await sleep(None, heartbeat_s)
                 yield None
 
-    patch.replace_at("coordinator.api.versions", versions)
+    patch.replace_at("coordinator.service.device_api.versions", versions)
 
 
 @mutation("changed limits forget what was spent", "I1", "I2", seed=16)
@@ -459,7 +505,7 @@ def _limits_forget(patch: Patch) -> None:
 
 @mutation("tasks that were read again are not taken", "I6", seed=63)
 def _reload_ignored(patch: Patch) -> None:
-    patch.replace_at("coordinator.controller.StepController.replace_tasks", lambda self, tasks: None)
+    patch.replace_at("coordinator.control.steps.StepController.replace_tasks", lambda self, tasks: None)
 
 
 @mutation("limits of an administrator are not kept", "I9")
@@ -474,13 +520,13 @@ def _outdated_limits(patch: Patch) -> None:
 
 @mutation("what was set at run time is read again as configured", "I1", seed=19)
 def _limits_not_laid_over(patch: Patch) -> None:
-    patch.replace_at("coordinator.budgets.overlaid", lambda configured, rows: configured)
+    patch.replace_at("coordinator.ledger.budgets.overlaid", lambda configured, rows: configured)
 
 
 @mutation("a disabled device is refused nothing", "I10", seed=12)
 def _disabled_let_in(patch: Patch) -> None:
     patch.replace(Ledger, "_require_enabled", lambda self, device: None)
-    patch.replace_at("coordinator.fleet.Fleet.admit", lambda self, device: None)
+    patch.replace_at("coordinator.control.devices.Fleet.admit", lambda self, device: None)
 
 
 @mutation("what a disabled device has open is left open", "I8", "I11", seed=526)
@@ -511,7 +557,7 @@ def _fails_open(patch: Patch) -> None:
 
 @mutation("calls are let through without looking at the rate", "I1", seed=17)
 def _no_rate(patch: Patch) -> None:
-    patch.replace_at("coordinator.ratelimit.RateLimiter.take", lambda self, device: None)
+    patch.replace_at("coordinator.calls.rates.RateLimiter.take", lambda self, device: None)
 
 
 @mutation("the schedule of a target rate is not looked at", "I6")
@@ -532,7 +578,7 @@ def _first_contact_without_schedule(patch: Patch) -> None:
 
 @mutation("a budget goes on in the next window", "I1")
 def _no_windows(patch: Patch) -> None:
-    patch.replace_at("coordinator.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")
+    patch.replace_at("coordinator.ledger.budgets.window_label", lambda window, now: "" if window == "total" else "2023-11")
 
 
 # the agent ---------------------------------------------------------------------------------------------------------------------
@@ -579,7 +625,7 @@ def _pauses_without_end(patch: Patch) -> None:
     patch.replace_at("tools.simulate.faults.agent_device.AgentLife._time_left", lambda self: math.inf)
 
 
-@mutation("a refused call is weighed by the holds of others", "I1", seed=8003517)
+@mutation("a refused call is weighed by the holds of others", "I1", seed=8059085)
 def _weighed_by_others(patch: Patch) -> None:
     real = checker._hold_of_refused
 
@@ -594,7 +640,7 @@ def _not_noted(patch: Patch) -> None:
     patch.replace(AnswerCalls, "begin", lambda self, record: None)
 
 
-@mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=53)
+@mutation("a call that is not known yet is taken for one that never arrived", "A2", "A6", kind="agents", seed=84)
 def _never_arrived_at_once(patch: Patch) -> None:
     patch.replace(unconfirmed, "ARRIVES_WITHIN_S", 0.0)
 

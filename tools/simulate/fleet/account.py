@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from coordinator.accounts import CallRow, CallState
-from coordinator.stores.memory import MemoryTables
-from coordinator.verify import verify
+from coordinator.ledger.accounts import CallRow, CallState
+from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.verify import verify
 from tools.simulate.fleet.device import FleetDevice
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.accounts import Amount, budget_key
-from coordinator.budgets import window_label
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
+from coordinator.ledger.accounts import Amount, budget_key
+from coordinator.ledger.budgets import window_label
 from edge.core.rng import stream
 from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens

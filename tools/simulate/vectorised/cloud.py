@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.breaker import Breaker, BreakerState, Outcome, Pass
+from coordinator.calls.breaker import Breaker, BreakerState, Outcome, Pass
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart
 from tools.simulate.fleet.spans import Span

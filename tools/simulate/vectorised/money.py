@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.budgets import window_label
 from coordinator.config import BudgetsConfig, LimitConfig, RateConfig
-from coordinator.fairness import PPM, floor_target
+from coordinator.ledger.budgets import window_label
+from coordinator.ledger.fairness import PPM, floor_target
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
 UNITS = 3
@@ -176,7 +176,7 @@ class SharedBudget:
 
 
 def highest(target: int, ascending: Amounts, free: int) -> int:
-    """`coordinator.fairness.highest_floor` for amounts in ascending order."""
+    """`coordinator.ledger.fairness.highest_floor` for amounts in ascending order."""
     below = ascending[ascending < target]
     if target * below.size - int(below.sum()) <= free:
         return target
@@ -305,6 +305,6 @@ class Buckets:
 
 
 def charged(input_tokens: Ints, output_tokens: Ints, price_in: int, price_out: int) -> Amounts:
-    """`coordinator.pricing.Price.charge` of each call."""
+    """`coordinator.calls.prices.Price.charge` of each call."""
     total = input_tokens.astype(np.int64) * price_in + output_tokens.astype(np.int64) * price_out
     return np.stack([np.ones(total.size, np.int64), (input_tokens + output_tokens).astype(np.int64), -(-total // 1_000_000)])

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coordinator.accounts import price_key
 from coordinator.config import ANY_TASK, TaskConfig
-from coordinator.ledger import step_credit
+from coordinator.ledger.accounts import price_key
+from coordinator.ledger.transitions import step_credit
 from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import CoordinatorPart
 from tools.simulate.vectorised.draws import Floats, Ints

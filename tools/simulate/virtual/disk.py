@@ -1,29 +1,21 @@
-"""A disk that forgets what was not synced, and a ledger store on it. Knows batches, syncs, failures and crashes; knows nothing of
+"""A disk that forgets what was not synced, under the production commit logic. Knows batches, syncs, failures and crashes; knows nothing of
 gRPC, providers or what the rows mean.
 
-The store runs the real transitions of the ledger over the rows of the memory store, in batches as the SQLite store does: a savepoint per
-operation, one sync, and only then are the callers told. A crash takes back what was not synced; one in the middle of a sync leaves either
-all or nothing of the batch, as the seed says.
+A crash loses what was not synced; one in the middle of a sync leaves either all or nothing of the batch, as the seed says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from coordinator.ledger import Ledger
-from coordinator.stores.changes import ChangeFeed
-from coordinator.stores.memory import MemoryTables
-from coordinator.stores.reach import NOTHING, Reach
-from coordinator.stores.transactions import TransactingStore
-from edge.core.errors import CoordinatorUnavailable
+from coordinator.ledger.accounts import CallRow, CallState
+from coordinator.ledger.stores.buffered import Batch, RowsFile
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore
+from coordinator.ledger.stores.memory import MemoryTables
 from tools.simulate.virtual.loop import is_alive
-
-T = TypeVar("T")
-MAX_BATCH = 16
 
 
 class DiskError(Exception):
@@ -31,24 +23,50 @@ class DiskError(Exception):
 
 
 class DiskTables(MemoryTables):
-    """Memory rows with savepoints and the number of the process run."""
+    """The rows that are durable, and the number of the last process run."""
 
-    epoch = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[str, int] = {}
+        self._put: Mapping[str, Callable[[Any], None]] = {
+            "budget": self.put_budget,
+            "call": self.put_call,
+            "attempt": self.put_attempt,
+            "step": self.put_step,
+            "task_state": self.put_task,
+            "price": self.put_price,
+            "price_member": self.put_price_member,
+            "device": self.put_device,
+            "set_limits": self.put_set_limits,
+        }
 
-    def next_epoch(self) -> int:
-        """Begin another process run; undone with its transaction."""
-        self.epoch += 1
-        self._undo.append(lambda last=self.epoch - 1: setattr(self, "epoch", last))  # type: ignore[misc]
-        return self.epoch
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        return [(row.device, row.key, row.task, row.step, row.prompt_id, row.cache_key) for row in self.calls.values()]
 
-    def savepoint(self) -> int:
-        """A place to come back to."""
-        return len(self._undo)
+    def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
+        """A prompt group's running or answered calls."""
+        rows = (row for row in self.step_calls(device, task, step) if row.prompt_id == prompt_id)
+        return [row for row in rows if row.state is CallState.DISPATCHED or _is_answer(row)]
 
-    def roll_back_to(self, savepoint: int) -> None:
-        """Undo what happened since."""
-        while len(self._undo) > savepoint:
-            self._undo.pop()()
+    def cached_calls(self, cache_key: str, limit: int) -> Sequence[CallRow]:
+        """The latest answered calls under a cache key, newest first."""
+        rows = [row for row in self.calls.values() if cache_key and row.cache_key == cache_key and _is_answer(row)]
+        return sorted(rows, key=lambda row: (row.updated_ms, row.device, row.key), reverse=True)[:limit]
+
+    def write(self, batch: Batch) -> None:
+        """Take a batch."""
+        for table, rows in batch.rows.items():
+            for row in rows:
+                self._put[table](row)
+        for entry in batch.journal:
+            self.append_journal(entry)
+        self.numbers |= batch.numbers
+        self.keep()
+
+
+def _is_answer(row: CallRow) -> bool:
+    return row.state is CallState.COMPLETED and row.result is not None and not row.source_key
 
 
 class Disk:
@@ -72,131 +90,72 @@ class Disk:
         self.unsure: set[int] = set()
         self._loop = loop
         self._rng = rng
-        self._syncing = False
+        self._syncing: Batch | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def sync(self) -> None:
-        """Make what is in the tables durable. Raises DiskError; then the batch is to be taken back, unless it was kept all the same."""
-        if not is_alive():
-            await self._loop.create_future()
+    def rows(self) -> RowsFile:
+        """The rows that are durable."""
+        return self.tables
+
+    def sync(self, batch: Batch, done: Done) -> None:
+        """Make a batch durable, and tell its writer, which dies with its host."""
+        if is_alive():
+            task = self._loop.create_task(self._sync_and_tell(batch, done), name="ledger writer")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _sync_and_tell(self, batch: Batch, done: Done) -> None:
+        error: DiskError | None = None
+        try:
+            await self._sync(batch)
+        except DiskError as failed:
+            self.failed_syncs += 1
+            error = failed
+        done(error)
+
+    async def _sync(self, batch: Batch) -> None:
         if self.condition == "locked":
             await asyncio.sleep(self.busy_s)
         self._require_not("full", "no space left on the disk")
         self._require_not("locked", "the database is locked")
-        self._syncing = True
+        self._syncing = batch
         await asyncio.sleep(self.stall_s if self.condition == "stalled" else self._rng.uniform(*self.sync_s))
-        self._syncing = False
+        self._syncing = None
         self._require_not("full", "no space left on the disk")
         ending = self.condition if self.condition != "flaky" else self._rng.choice(["ok", "ok", "eio", "unsure"])
         if ending == "eio":
-            self._take_back("input/output error")
+            raise DiskError("input/output error")
         first = len(self.durable_at) + 1
-        self._keep()
+        self._keep(batch)
         if ending == "unsure":
-            self.failed_syncs += 1
             self.unsure |= set(range(first, len(self.durable_at) + 1))
             raise DiskError("the disk reported an error after it had written")
 
     def crash(self) -> None:
         """Lose what was not synced."""
-        if self._syncing and self._rng.random() < 0.5:
-            self._keep()
-        else:
-            self.tables.roll_back()
-        self._syncing = False
+        if self._syncing is not None and self._rng.random() < 0.5:
+            self._keep(self._syncing)
+        self._syncing = None
 
     def _require_not(self, condition: str, why: str) -> None:
         if self.condition == condition:
-            self._take_back(why)
+            raise DiskError(why)
 
-    def _take_back(self, why: str) -> NoReturn:
-        self.failed_syncs += 1
-        self.tables.roll_back()
-        raise DiskError(why)
-
-    def _keep(self) -> None:
-        self.tables.keep()
-        while len(self.durable_at) < len(self.tables.journal):
-            self.durable_at.append(self._loop.time())
+    def _keep(self, batch: Batch) -> None:
+        self.tables.write(batch)
+        self.durable_at += [self._loop.time()] * (len(self.tables.journal) - len(self.durable_at))
 
 
-@dataclass(slots=True)
-class _Job:
-    work: Callable[[Ledger], Any]
-    future: asyncio.Future[Any]
-    value: Any = None
-    error: Exception | None = None
-
-
-class DiskStore(TransactingStore):
-    """LedgerStore on a Disk; make it with `open`. Its writer is a task of the host that opens it, and dies with it."""
-
-    def __init__(self, disk: Disk, epoch: int) -> None:
-        self.feed = ChangeFeed()
-        self._disk = disk
-        self._ledger = Ledger(disk.tables, epoch)
-        self._jobs: list[_Job] = []
-        self._wake = asyncio.Event()
-        self._writer = asyncio.create_task(self._serve(), name="ledger writer")
+class DiskStore(GroupCommitStore):
+    """LedgerStore on a Disk; make it with `open`. It dies with the host that opens it."""
 
     @classmethod
     async def open(cls, disk: Disk, now: float) -> DiskStore:
         """Start a new epoch and sweep what the last one left. Raises DiskError."""
-        epoch = disk.tables.next_epoch()
-        Ledger(disk.tables, epoch).recover(now)
-        await disk.sync()
-        return cls(disk, epoch)
-
-    async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
-        """Run one transaction and wait until it is durable."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(work, future))
-        self._wake.set()
-        return await future
+        store = cls(disk, disk.tables.numbers.get("epoch", 0) + 1)
+        await store.begin(now)
+        return store
 
     async def aclose(self) -> None:
-        """Stop the writer. Safe to call twice."""
-        self.feed.close()
-        self._writer.cancel()
-        await asyncio.wait([self._writer])
-
-    async def _serve(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._jobs:
-                batch, self._jobs = self._jobs[:MAX_BATCH], self._jobs[MAX_BATCH:]
-                await self._commit(batch)
-
-    async def _commit(self, batch: list[_Job]) -> None:
-        for job in batch:
-            self._run(job)
-        try:
-            await self._disk.sync()
-        except DiskError as error:
-            for job in batch:
-                job.error = CoordinatorUnavailable(
-                    f"the ledger cannot be written: {error}", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0
-                )
-        else:
-            self.feed.publish(sorted(self._disk.tables.changed))
-        self._disk.tables.changed.clear()
-        for job in batch:
-            _deliver(job)
-
-    def _run(self, job: _Job) -> None:
-        tables = self._disk.tables
-        savepoint = tables.savepoint()
-        try:
-            job.value = job.work(self._ledger)
-        except Exception as error:  # the refusal belongs to whoever awaits it
-            job.error = error
-            tables.roll_back_to(savepoint)
-
-
-def _deliver(job: _Job) -> None:
-    if job.future.done():
-        return
-    if job.error is not None:
-        job.future.set_exception(job.error)
-    else:
-        job.future.set_result(job.value)
+        """Finish what is queued. Safe to call twice."""
+        await self.stop()

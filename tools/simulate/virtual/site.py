@@ -11,26 +11,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.admin import AdminApi, AdminDesk, Administrator
-from coordinator.admission import Gate, Turnstile
-from coordinator.api import ApiTerms, Caller, DeviceApi
-from coordinator.binding import Boundary, bind
-from coordinator.broker import Broker, BrokerTerms
-from coordinator.budgets import BudgetBook
+from coordinator.calls.admission import Gate, Turnstile
+from coordinator.calls.broker import Broker, BrokerTerms
+from coordinator.calls.prices import Price
+from coordinator.calls.rates import RateLimiter
+from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import CoordinatorConfig
-from coordinator.controller import StepController
-from coordinator.fleet import Fleet, identify
-from coordinator.guard import DEVICE_ID_KEY
-from coordinator.pricing import Price
+from coordinator.control.devices import Fleet, identify
+from coordinator.control.steps import StepController
+from coordinator.control.upkeep import Upkeep
+from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.verify import VerifyReport, verify
 from coordinator.providers.provider import CloudProvider
-from coordinator.ratelimit import RateLimiter
-from coordinator.reload import Changeable, apply_config
-from coordinator.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
-from coordinator.tokens import Tokens, TokenStore, TokenTerms
-from coordinator.upkeep import Upkeep
-from coordinator.upstreams import Upstream, UpstreamTable
-from coordinator.verify import VerifyReport, verify
-from coordinator.watch import SHARED_PAUSE_S, BudgetBell, ring_changes
+from coordinator.service.access import DEVICE_ID_KEY
+from coordinator.service.admin_api import AdminApi, AdminDesk, Administrator
+from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetBell, ring_changes
+from coordinator.service.device_api import ApiTerms, Caller, DeviceApi
+from coordinator.service.methods import Boundary, bind
+from coordinator.service.reload import Changeable, apply_config
+from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
+from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.clock import VirtualClock

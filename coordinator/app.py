@@ -1,0 +1,549 @@
+"""Puts a coordinator together and runs it. The only place that names concrete stores and providers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.ledger.accounts import amount_text
+from coordinator.service.notify import ServiceManager
+from edge.core.clock import Clock, SystemClock
+from edge.core.errors import ConfigError, EdgeError
+from edge.core.plugins import Registry
+
+if TYPE_CHECKING:
+    from coordinator.calls.prices import Tariff
+    from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
+    from coordinator.control.devices import Fleet
+    from coordinator.ledger.budgets import BudgetBook
+    from coordinator.ledger.stores.store import LedgerStore
+    from coordinator.ledger.verify import LedgerRows, VerifyReport
+    from coordinator.providers.provider import CloudProvider
+    from coordinator.service.admin_api import AdminApi
+    from coordinator.service.reload import Changes
+    from coordinator.service.security import Security
+    from coordinator.service.server import AdminSide, CoordinatorServer
+    from coordinator.service.telemetry import Observed
+    from edge.rpc.v1.device_pb2 import ServiceLimits
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+LEDGER_FILE = "ledger.sqlite3"
+ADMIN_SOCKET = "admin.sock"
+YOUNG_VALUES = 20_000
+ORPHAN_GRACE_S = 5.0
+PROVIDERS = Registry(
+    "provider",
+    {
+        "bundled": "coordinator.app:bundled_provider",
+        "openai_compatible": "coordinator.app:openai_compatible_provider",
+        "anthropic": "coordinator.app:anthropic_provider",
+        "recorded": "coordinator.app:recorded_provider",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a started coordinator tells: where it listens, its state folder, its upstreams, and where administrators connect."""
+
+    addresses: tuple[str, ...]
+    state_dir: Path
+    upstreams: tuple[str, ...]
+    admin_addresses: tuple[str, ...] = ()
+    metrics_url: str = ""
+    console_url: str = ""
+
+
+def ledger_path(state_dir: Path) -> Path:
+    """Where the ledger of a state folder lies."""
+    return state_dir / LEDGER_FILE
+
+
+def default_state_dir() -> Path:
+    """The platform's folder for a coordinator's data."""
+    from platformdirs import user_data_path
+
+    return user_data_path("edge-coordinator")
+
+
+def state_dir_of(config: CoordinatorConfig) -> Path:
+    """The configured state folder or the platform's."""
+    return Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
+
+
+def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
+    """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
+
+    Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
+    """
+    from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
+
+    named = config.admin_listen
+    if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
+        return named
+    path = str((state_dir_of(config) / ADMIN_SOCKET).absolute())
+    fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+    return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
+
+
+def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """A GGUF model in this process; as many calls are decoded at once as the upstream admits."""
+    from coordinator.providers.bundled import BundledProvider
+
+    return BundledProvider(model=config.model, path=config.path, n_threads=config.threads, rows=config.max_concurrency)
+
+
+def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """A server that speaks OpenAI's chat completions. Raises ConfigError."""
+    from coordinator.config_secrets import Secrets
+    from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
+
+    endpoint = OpenAIEndpoint(
+        base_url=config.base_url or "",
+        api_key_env=config.key_name,
+        tokens_field=config.tokens_field,
+        allow_plaintext=config.allow_plaintext,
+    )
+    return OpenAICompatibleProvider(endpoint, name=alias, environ=Secrets())
+
+
+def anthropic_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """Anthropic's Messages API. Raises ConfigError."""
+    from coordinator.config_secrets import Secrets
+    from coordinator.providers.anthropic import DEFAULT_BASE_URL, AnthropicEndpoint, AnthropicProvider
+
+    endpoint = AnthropicEndpoint(
+        base_url=config.base_url or DEFAULT_BASE_URL,
+        api_key_env=config.key_name,
+        allow_plaintext=config.allow_plaintext,
+        overloaded_is_refusal=config.overloaded_is_refusal,
+    )
+    return AnthropicProvider(endpoint, name=alias, environ=Secrets())
+
+
+def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
+    """Answers replayed from a cassette."""
+    from coordinator.providers.recorded import RecordedProvider
+
+    return RecordedProvider(Path(config.path or ""), name=alias)
+
+
+def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
+    """The upstreams by name. Raises ConfigError."""
+    from coordinator.calls.admission import Gate
+    from coordinator.calls.breaker import Breaker, BreakerTerms
+    from coordinator.calls.upstreams import Upstream
+
+    def build(alias: str, upstream: UpstreamConfig) -> Upstream:
+        return Upstream(
+            alias=alias,
+            provider=_build_provider(upstream, alias),
+            model=upstream.model,
+            price=tariff_of(upstream),
+            gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
+            deadline_s=upstream.deadline_s,
+            max_output_tokens=upstream.max_output_tokens,
+            breaker=Breaker(BreakerTerms(**upstream.breaker.model_dump())),
+        )
+
+    return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
+
+
+def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
+    """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
+    from coordinator.calls.prices import DatedPrice, DatedPrices, Price, published_prices
+
+    if upstream.prices:
+        return DatedPrices.of(
+            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
+        )
+    if upstream.constant_price is not None:
+        return Price(*upstream.constant_price)
+    return published_prices().find(_host_of(upstream), upstream.model)
+
+
+def tariffs_of(config: CoordinatorConfig) -> dict[str, Tariff | None]:
+    """What the calls of each upstream cost; for `UpstreamTable.replace_prices` after the configuration was read again."""
+    return {name: tariff_of(upstream) for name, upstream in config.effective_upstreams.items()}
+
+
+def _host_of(upstream: UpstreamConfig) -> str:
+    """The host an upstream asks; "" where it asks none."""
+    from urllib.parse import urlsplit
+
+    from coordinator.providers.anthropic import DEFAULT_BASE_URL
+
+    default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
+    return urlsplit(upstream.base_url or default).hostname or ""
+
+
+def build_routes(config: CoordinatorConfig) -> dict[str, tuple[Leg, ...]]:
+    """The upstreams of each alias that has several."""
+    from coordinator.calls.upstreams import Leg
+
+    return {alias: tuple(Leg(leg.upstream, leg.weight, leg.order) for leg in legs) for alias, legs in config.aliases.items()}
+
+
+def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
+    key = "provider"
+    try:
+        build = PROVIDERS.load(upstream.provider)
+        key = "base_url" if upstream.base_url else key
+        provider: CloudProvider = build(upstream, alias)
+    except EdgeError as error:
+        at = f"{alias}.{key}" if key == "provider" or str(error).startswith(key) else alias
+        raise ConfigError(f"upstreams.{at}: {str(error).removeprefix(f'{key} ')}", hint=error.hint) from error
+    return provider
+
+
+class Coordinator:
+    """A whole coordinator: `async with Coordinator(config) as it:` serves until `await it.drain()` or the block ends."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        clock: Clock | None = None,
+        store: LedgerStore | None = None,
+        upstreams: Mapping[str, Upstream] | None = None,
+    ) -> None:
+        if not config.listen:
+            raise ConfigError("nowhere to listen", hint="`listen` is empty: take it out, or name addresses")
+        self.config = self._started = config
+        self.state_dir = state_dir_of(config)
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._upstreams = upstreams
+        self._resources = AsyncExitStack()
+        self._server: CoordinatorServer | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._manager = ServiceManager()
+        self.drain_begun = asyncio.Event()
+
+    async def __aenter__(self) -> Serving:
+        """Open the ledger, start the providers, listen."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Drain and close everything."""
+        await self.drain(self.config.service.drain_grace_s)
+        await self._resources.aclose()
+
+    def reload(self, config: CoordinatorConfig) -> Changes:
+        """Take limits, tasks, rates and prices of a changed configuration; tells what was taken and what needs a restart. Nothing changes
+        when it raises StateError or ConfigError. TLS files and tokens are followed without being told; here they are only tried.
+        """
+        from coordinator.service.reload import apply_config, changes_of, same_upstreams
+
+        check_security(config)
+        tariffs = tariffs_of(config)
+        kept = same_upstreams(self._started, config)
+        apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
+        changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
+        self.config = config
+        return changes
+
+    def read_again(self, read: Callable[[], CoordinatorConfig]) -> None:
+        """Reload what `read` gives, and say in one line what changed; what cannot be read changes nothing and is said, too."""
+        try:
+            changes = self.reload(read())
+        except EdgeError as error:
+            log.error("the configuration stays as it was: %s", error)
+        else:
+            log.warning("configuration read again: %s", changes)
+
+    def under_way(self) -> str:
+        """How many calls run or wait; "" for none."""
+        return amount_text("calls", self._broker.in_flight) if self._broker.in_flight else ""
+
+    async def hurry(self) -> None:
+        """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
+        await self._broker.drain(0.0)
+
+    async def drain(self, grace_s: float) -> None:
+        """NOT_SERVING, stop admitting, settle, stop listening. Called again, it waits for the end of the first one."""
+        self.begin_drain(grace_s)
+        if self._draining is not None:
+            await asyncio.shield(self._draining)
+
+    def begin_drain(self, grace_s: float | None = None) -> None:
+        """Start to drain (None: with the configured grace) unless that has begun or nothing is served."""
+        if self._server is not None and self._draining is None:
+            grace_s = self.config.service.drain_grace_s if grace_s is None else grace_s
+            self._draining = asyncio.create_task(self._server.drain(self._broker.drain, grace_s), name="drain")
+            self.drain_begun.set()
+
+    async def _start(self) -> Serving:
+        from coordinator.calls.admission import Turnstile
+        from coordinator.calls.broker import Broker, BrokerTerms
+        from coordinator.calls.rates import RateLimiter
+        from coordinator.calls.upstreams import UpstreamTable
+        from coordinator.control.devices import Fleet
+        from coordinator.control.steps import StepController
+        from coordinator.control.upkeep import Upkeep
+        from coordinator.ledger.budgets import BudgetBook
+        from coordinator.service.budget_watch import BudgetBell, ring_changes
+        from coordinator.service.device_api import ApiTerms, DeviceApi
+        from coordinator.service.reload import Changeable
+        from coordinator.service.security import Security
+        from coordinator.service.server import LASTING, CoordinatorServer
+        from coordinator.service.telemetry import Observation, Observed
+
+        config, service = self.config, self.config.service
+        bell = BudgetBell()
+        self._observation = watching = Observation(config, self._clock)
+        self._resources.push_async_callback(watching.aclose)
+        if config.tls is not None and config.tls.note:
+            log.warning("%s", config.tls.note)
+        security = Security(config, self.state_dir, self._clock)
+        opened = self._store or await open_store(config, self._clock)
+        self._resources.push_async_callback(opened.aclose)
+        store = watching.store(opened)
+        fleet = Fleet(store, self._clock)
+        ringer = asyncio.create_task(ring_changes(bell, store.changes(), fleet.heard), name="budget-bell")
+        self._resources.push_async_callback(_cancelled, ringer)
+        await fleet.refresh()
+        upstreams = watching.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
+        table = UpstreamTable(upstreams, build_routes(config))
+        self._resources.push_async_callback(table.aclose)
+        await table.start()
+        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+        book.learn(await store.list_set_limits())
+        controller = StepController(store, config.effective_tasks, self._clock)
+        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
+        limiter = RateLimiter(config.rates, self._clock)
+        self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
+        api = DeviceApi(
+            self._broker,
+            controller,
+            fleet,
+            _service_limits(config),
+            bell=bell,
+            requests=Turnstile("requests run", service.max_rpcs),
+            terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
+            items=watching.items,
+        )
+        upkeep = Upkeep(store, book, config, self._clock, fleet)
+        self._changeable = Changeable(book, controller, limiter, table, upkeep, bell)
+        ticking = asyncio.create_task(upkeep.run(), name="upkeep")
+        self._resources.push_async_callback(_cancelled, ticking)
+        admin_api = self._admin_api(opened, book, fleet, table, security)
+        admin = self._admin_side(admin_api, security)
+        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
+        server = CoordinatorServer(
+            api, config.listen, service, security.listener(), admin, lambda: watching.interceptors(LASTING)
+        )
+        addresses = await server.start()
+        self._server = server
+        self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
+        return self.serving
+
+    async def _start_sides(self, observed: Observed, security: Security) -> tuple[str, str]:
+        """Observe, and listen on the side ports; where metrics and console are, "" for nowhere."""
+        watching = asyncio.create_task(self._observation.run(observed.store, self._manager.alive), name="observation")
+        self._resources.push_async_callback(_cancelled, watching)
+        if observed.handshakes is not None:
+            telling = asyncio.create_task(observed.handshakes.watch(), name="tls-handshakes")
+            self._resources.push_async_callback(_cancelled, telling)
+        urls: dict[str, str] = {}
+        for listen, port in self._observation.side_ports(observed, security).items():
+            urls[listen] = await port.start()
+            self._resources.push_async_callback(port.aclose)
+        metrics = urls.get(self.config.metrics_listen or "", "")
+        return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
+
+    def _admin_side(self, api: AdminApi, security: Security) -> AdminSide | None:
+        from coordinator.service.server import AdminSide
+
+        listen = admin_listen_of(self.config)
+        if not listen:
+            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
+            return None
+        return AdminSide(api, security.listener("admin"), listen)
+
+    def _admin_api(
+        self,
+        store: LedgerStore,
+        book: BudgetBook,
+        fleet: Fleet,
+        table: UpstreamTable,
+        security: Security,
+    ) -> AdminApi:
+        from coordinator.service.admin_api import AdminApi, AdminDesk
+
+        async def limits() -> BudgetBook:
+            book.learn(await store.list_set_limits())
+            return book
+
+        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
+            book.learn(await store.set_limits(scope, changes, self._clock.now()))
+            return book
+
+        desk = AdminDesk(limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
+        return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
+
+
+async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyReport:
+    """Verify a ledger while it is in use, holding up no transaction unless it is in memory. Raises StateError, ConfigError."""
+    from coordinator.ledger.stores.memory import MemoryLedgerStore
+    from coordinator.ledger.verify import verify
+
+    def as_of_now() -> VerifyReport:
+        with open_rows(config) as rows:
+            return verify(rows)
+
+    return verify(store.tables) if isinstance(store, MemoryLedgerStore) else await asyncio.to_thread(as_of_now)
+
+
+def check_security(config: CoordinatorConfig) -> None:
+    """Try the TLS files, as every listener will use them. Raises ConfigError."""
+    from coordinator.service.tls import ServerCertificates
+
+    if config.tls is not None:
+        ServerCertificates(config.tls, SystemClock(), role="device").credentials()
+        ServerCertificates(config.tls, SystemClock(), role="admin").credentials()
+
+
+def notes_on(config: CoordinatorConfig) -> list[str]:
+    """What is allowed and may still surprise: who may not show a certificate, and variables that are not set here."""
+    notes = [config.tls.note] if config.tls is not None and config.tls.note else []
+    named = {f"upstreams.{alias}": upstream.key_name for alias, upstream in config.effective_upstreams.items()}
+    named["storage.dsn_env"] = config.storage.dsn_env
+    unset = [(where, name) for where, name in named.items() if name and not name.startswith("file:") and not os.environ.get(name)]
+    return [*notes, *(f"{where}: the environment variable {name} is not set here; `serve` needs it" for where, name in unset)]
+
+
+async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
+    """The configured ledger; a SQLite one lies in the state folder. Raises StateError, ConfigError."""
+    from coordinator.ledger.budgets import limits_of_file, take_limits_file
+    from coordinator.ledger.opening import open_store
+
+    state_dir = state_dir_of(config)
+    _make_state_dir(state_dir)
+    limits_of_file(state_dir)
+    store = await open_store(config.storage, ledger_path(state_dir), clock)
+    if config.storage.backend != "memory":
+        await take_limits_file(store, state_dir, clock.now())
+    return store
+
+
+def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
+    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
+
+    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
+    """
+    if config.storage.backend == "memory":
+        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
+
+    async def opened() -> T:
+        store = await open_store(config, SystemClock())
+        try:
+            return await do(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(opened())
+
+
+@contextmanager
+def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
+    """The configured ledger's rows as of now, for reading. Raises StateError, ConfigError."""
+    from coordinator.ledger.opening import open_rows
+
+    with open_rows(config.storage, ledger_path(state_dir_of(config))) as rows:
+        yield rows
+
+
+def _make_state_dir(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot make the state folder {state_dir}: {error.strerror}") from error
+
+
+async def serve(
+    read: Callable[[], CoordinatorConfig], on_serving: Callable[[Serving], None], *, parent_pid: int | None = None
+) -> None:
+    """Serve what `read` gives, which SIGHUP has read again. Raises ConfigError, StateError.
+
+    Ends with SIGTERM, SIGINT, or (with `parent_pid`) the death of the parent: then it drains, and a second signal cuts what still runs.
+    """
+    coordinator = Coordinator(read())
+    async with coordinator as serving:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
+        signals = _stop_signals()
+        _collect_rarely()
+        on_serving(serving)
+        manager = ServiceManager()
+        manager.ready(f"serving on {' '.join(serving.addresses)}")
+        orphaned = await _told_to_stop(signals, coordinator.drain_begun, parent_pid)
+        awaited = coordinator.under_way()
+        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited and f": waiting for {awaited}")
+        manager.stopping()
+        hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
+        grace_s = coordinator.config.service.drain_grace_s
+        await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
+        await _cancelled(hurrying)
+    log.warning("stopped")
+
+
+def _collect_rarely() -> None:
+    """What is there now stays: leave it out of garbage collections, and make those rarer; every call makes many short-lived values."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_VALUES, 20, 20)
+
+
+async def _told_to_stop(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:
+    """Wait for a signal, an administrator's word or the parent's death; True for the last."""
+    from coordinator.service.parent import parent_gone
+
+    waits: list[asyncio.Task[Any]] = [asyncio.create_task(signals.get()), asyncio.create_task(drain_begun.wait())]
+    if parent_pid is not None:
+        waits.append(asyncio.create_task(parent_gone(parent_pid)))
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        await _cancelled(task)
+    return parent_pid is not None and os.getppid() != parent_pid
+
+
+async def _hurry_at_the_next(signals: asyncio.Queue[int], coordinator: Coordinator) -> None:
+    await signals.get()
+    await coordinator.hurry()
+
+
+def _stop_signals() -> asyncio.Queue[int]:
+    """SIGTERM and SIGINT, as they come."""
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _service_limits(config: CoordinatorConfig) -> ServiceLimits:
+    from edge.rpc.v1 import device_pb2
+
+    most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
+    return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)

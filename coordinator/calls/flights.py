@@ -1,0 +1,127 @@
+"""One call in flight. Knows who waits for it and what has arrived so far; knows nothing of how it is run.
+
+A flight runs in its own task, detached from the handlers that wait for it: a client that goes away does not kill settlement. Only while it
+waits for a slot, when nothing was held or sent yet, does the last client's leaving cancel it. `release` sends everybody away who waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.calls.upstreams import Upstream
+from edge.core.errors import CallCancelled, CoordinatorUnavailable
+from edge.rpc.client import CloudCall, CloudCompletion
+
+GroupId = tuple[str, str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked call of a device, its upstreams in the order they are asked, the digest of its content, and when its first caller's
+    patience ends (loop time).
+    """
+
+    device: str
+    call: CloudCall
+    route: tuple[Upstream, ...]
+    fingerprint: str
+    end: float
+
+    @property
+    def group(self) -> GroupId:
+        """What at most one call may be made for: the prompt group of a learning step, or the call itself when serving."""
+        if self.call.step < 0:
+            return (self.device, self.call.task, -1, self.call.call_key)
+        return (self.device, self.call.task, self.call.step, self.call.prompt_id)
+
+
+class Progress:
+    """What a person who waits can follow: that the hold is durable, and pieces of text as they come."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self._started = False
+
+    def started(self) -> None:
+        """The hold is durable; the upstream is asked now. Told once, also when a second upstream is asked."""
+        if not self._started:
+            self._started = True
+            self.pieces.put_nowait("")
+
+    def piece(self, text: str) -> None:
+        """Another piece of the answer."""
+        if text:
+            self.pieces.put_nowait(text)
+
+    def over(self) -> None:
+        """Nothing more will come."""
+        self.pieces.put_nowait(None)
+
+
+class Flight:
+    """A job in its task."""
+
+    def __init__(self, job: Job, progress: Progress | None) -> None:
+        self.job = job
+        self.progress = progress
+        self.can_be_dropped = True
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._released = False
+        self._task: asyncio.Task[CloudCompletion] | None = None
+
+    def launch(self, work: Coroutine[Any, Any, CloudCompletion]) -> asyncio.Task[CloudCompletion]:
+        """Start the task."""
+        self._task = asyncio.create_task(work, name=f"call {self.job.call.call_key}")
+        self._task.add_done_callback(_mark_seen)
+        self._task.add_done_callback(lambda _: self._wake())
+        return self._task
+
+    async def result(self) -> CloudCompletion:
+        """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
+        assert self._task is not None
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            if not (self._task.done() or self._released):
+                await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if not self._waiters and self.can_be_dropped:
+                self._task.cancel()
+        if self._released:
+            raise CallCancelled("the call was cancelled by its device", hint="GetCall tells what became of it")
+        if self._task.cancelled():
+            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+        return self._task.result()
+
+    def release(self) -> bool:
+        """Send everybody away who waits for it. True when it was dropped: it had not held or sent anything."""
+        self._released = True
+        self._wake()
+        if self.can_be_dropped:
+            self.cancel()
+        return self.can_be_dropped
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until it is over, however it ends."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+
+    def cancel(self) -> None:
+        """Stop it; what it holds is settled as in doubt."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _mark_seen(task: asyncio.Task[CloudCompletion]) -> None:
+    """A failure that nobody waited for is stored in the ledger; asyncio need not complain about it."""
+    if not task.cancelled():
+        task.exception()

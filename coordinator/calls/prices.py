@@ -1,0 +1,184 @@
+"""What calls cost. Knows prices, the days they hold from, and token counts, in integers; knows nothing of budgets or providers.
+
+A call is charged at the price of the day it was reserved on (UTC), however long it runs and whatever is configured meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, Protocol
+
+from coordinator.ledger.accounts import Amount
+from edge.core.errors import ConfigError
+from edge.core.types import TokenUsage
+
+TOKENS_PER_PRICE_UNIT = 1_000_000
+PRICE_FILE = "prices.yaml"
+NEVER_PRICED = "none is configured, and none is published for its model at its host"
+
+
+class Tariff(Protocol):
+    """Says which price holds when."""
+
+    def at(self, now: float) -> Price | None:
+        """The price at `now` (seconds since the epoch); None where there is none, not yet or no more."""
+        ...
+
+    def why_none(self, now: float) -> str:
+        """Why there is no price at `now`; "" when there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Micro-USD per million input and output tokens; as a Tariff, a price that always holds."""
+
+    in_uusd_per_mtok: int
+    out_uusd_per_mtok: int
+
+    def charge(self, usage: TokenUsage) -> Amount:
+        """One call with this usage, rounded up to whole micro-USD. Never more than the charge for a larger usage."""
+        total = usage.input_tokens * self.in_uusd_per_mtok + usage.output_tokens * self.out_uusd_per_mtok
+        return Amount(calls=1, tokens=usage.input_tokens + usage.output_tokens, uusd=-(-total // TOKENS_PER_PRICE_UNIT))
+
+    def at(self, now: float) -> Price:
+        """This price, always."""
+        return self
+
+    def why_none(self, now: float) -> str:
+        """There always is one."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DatedPrice:
+    """A price and the days it holds on (UTC): from `from_day` to `until_day` inclusive, or with None until another one begins."""
+
+    from_day: date
+    price: Price
+    until_day: date | None = None
+
+    def __post_init__(self) -> None:
+        if self.until_day is not None and self.until_day < self.from_day:
+            raise ValueError(f"the price from {self.from_day} ends before, on {self.until_day}")
+
+
+@dataclass(frozen=True, slots=True)
+class DatedPrices:
+    """Prices in the order of their days. Raises ValueError on a day given twice, and when one ends after another has begun."""
+
+    entries: tuple[DatedPrice, ...]
+
+    @staticmethod
+    def of(entries: Iterable[DatedPrice]) -> DatedPrices:
+        """These prices, in whatever order they are given."""
+        return DatedPrices(tuple(sorted(entries, key=lambda entry: entry.from_day)))
+
+    def __post_init__(self) -> None:
+        for entry, following in pairwise(self.entries):
+            if following.from_day <= entry.from_day:
+                raise ValueError("each price must hold from a day of its own")
+            if entry.until_day is not None and entry.until_day >= following.from_day:
+                raise ValueError(f"the price until {entry.until_day} ends after the one from {following.from_day} has begun")
+
+    def at(self, now: float) -> Price | None:
+        """The price of the day that `now` (seconds since the epoch) lies in; None before the first one and after one that has ended."""
+        entry = self._begun(now)
+        return None if entry is None or _is_over(entry, now) else entry.price
+
+    def why_none(self, now: float) -> str:
+        """Why there is no price at `now`; "" when there is one."""
+        entry = self._begun(now)
+        if entry is None:
+            return f"its first price holds from {self.entries[0].from_day} on" if self.entries else NEVER_PRICED
+        return f"its price ended on {entry.until_day}" if _is_over(entry, now) else ""
+
+    def _begun(self, now: float) -> DatedPrice | None:
+        """The latest that has begun."""
+        return next((entry for entry in reversed(self.entries) if entry.from_day <= _day_of(now)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceBook:
+    """Published prices by the host that serves a model and the model's name there. `as_of` is the day they were looked up on."""
+
+    as_of: date
+    source: str
+    tariffs: Mapping[tuple[str, str], DatedPrices]
+
+    def find(self, host: str, model: str) -> DatedPrices | None:
+        """The prices of a model at a host; None when they are not known. Names must be equal: a near one may cost something else."""
+        return self.tariffs.get((host, model))
+
+
+def why_unpriced(tariff: Tariff | None, now: float) -> str:
+    """Why calls cost nobody knows what at `now` (seconds since the epoch); "" when there is a price."""
+    return NEVER_PRICED if tariff is None else tariff.why_none(now)
+
+
+@cache
+def published_prices() -> PriceBook:
+    """The price file that comes with this package. Raises ConfigError when it is damaged."""
+    return read_price_file(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
+
+
+def read_price_file(text: str) -> PriceBook:
+    """A price file's content. Raises ConfigError that names the entry that is none."""
+    import yaml
+
+    hint = "install the package again"
+    try:
+        data = yaml.safe_load(text)
+        hosts: Mapping[str, Mapping[str, Any]] = data["hosts"]
+        tariffs = {
+            (host, model): _dated(f"{host} {model}", rows) for host, models in hosts.items() for model, rows in models.items()
+        }
+        return PriceBook(_day(data["as_of"]), str(data["source"]), tariffs)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{PRICE_FILE} is damaged: no YAML", hint=hint) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{PRICE_FILE} is damaged: {error}", hint=hint) from error
+
+
+def _dated(where: str, rows: Sequence[Mapping[str, Any]]) -> DatedPrices:
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{where} has no list of prices")
+    try:
+        return DatedPrices.of(map(_entry, rows))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _entry(row: Any) -> DatedPrice:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{row!r} is no price")
+    unknown = set(row) - {"from_day", "until_day", "in_uusd_per_mtok", "out_uusd_per_mtok"}
+    if unknown:
+        raise ValueError(f"{sorted(unknown)[0]} is no part of a price")
+    price = Price(*(_uusd(row.get(name), name) for name in ("in_uusd_per_mtok", "out_uusd_per_mtok")))
+    return DatedPrice(_day(row.get("from_day")), price, _day(row["until_day"]) if "until_day" in row else None)
+
+
+def _uusd(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be a whole number of micro-USD, not {value!r}")
+    return value
+
+
+def _day(value: Any) -> date:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError(f"{value!r} is no day")
+    return value
+
+
+def _day_of(now: float) -> date:
+    return datetime.fromtimestamp(now, UTC).date()
+
+
+def _is_over(entry: DatedPrice, now: float) -> bool:
+    return entry.until_day is not None and _day_of(now) > entry.until_day

@@ -1,0 +1,151 @@
+"""The devices. Knows who calls, when each was last seen and who is shut out; knows nothing of budgets or credentials (auth.py does).
+
+Without a credential identity is taken on trust, and only from this machine: a Unix socket or loopback connection is the device `local`, or
+the one it names in its `device-id` metadata.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from coordinator.config import ANY_TASK, TaskConfig
+from coordinator.ledger.accounts import Amount, DeviceRow, price_key
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.transitions import device_disabled
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied
+
+log = logging.getLogger(__name__)
+
+LOCAL_DEVICE = "local"
+MOST_SEEN_AT_ONCE = 256
+MAX_VERSION_CHARS = 100
+_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that registered: its agent's version, the tasks it works on, when it was first and last seen (seconds since the epoch), and
+    whether the operator has disabled it."""
+
+    device_id: str
+    agent_version: str
+    tasks: tuple[str, ...]
+    first_seen: float
+    last_seen: float
+    disabled: bool = False
+
+
+def is_device_id(text: str) -> bool:
+    """Whether a device may be called that."""
+    return _DEVICE_ID.fullmatch(text) is not None
+
+
+def identify(peer: str, claimed: str, *, allow_remote: bool = False) -> str:
+    """The device behind a connection from `peer` (gRPC's notation) that calls itself `claimed` ("" for nothing).
+
+    Raises PermissionDenied for a peer that is not on this machine, InvalidRequest for a malformed id.
+    """
+    if not (allow_remote or peer.startswith(LOCAL_PEERS)):
+        raise PermissionDenied(
+            "a device of another machine needs a credential", hint="connect over TLS with a certificate or a token"
+        )
+    if claimed and not is_device_id(claimed):
+        raise InvalidRequest("device-id must be 1 to 64 letters, digits, dots, dashes or underscores")
+    return claimed or LOCAL_DEVICE
+
+
+class Fleet:
+    """The devices, kept in the ledger's store. What a request needs is in memory; `refresh` brings both together now and then.
+
+    The ledger itself refuses holds and steps of a disabled device from the moment it was disabled, whichever replica did so.
+    """
+
+    def __init__(self, store: LedgerStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._disabled: frozenset[str] = frozenset()
+        self._seen: dict[str, float] = {}
+
+    async def register(self, device_id: str, agent_version: str, tasks: tuple[str, ...]) -> Device:
+        """Note a registration; a device that registers again keeps its first time. Raises PermissionDenied for a disabled one."""
+        return _device(await self._store.register_device(device_id, agent_version, tasks, self._clock.now()))
+
+    def admit(self, device_id: str) -> None:
+        """Note that a device called. Raises PermissionDenied for a disabled one."""
+        if device_id in self._disabled:
+            raise device_disabled(device_id)
+        self._seen[device_id] = self._clock.now()
+
+    async def set_disabled(self, device_id: str, disabled: bool) -> Device:
+        """Shut a device out, or let it in again. What it has under way is settled as ever. Raises InvalidRequest on a malformed
+        id, NotFound for one to be enabled that nobody knows."""
+        if not is_device_id(device_id):
+            raise InvalidRequest("a device id is 1 to 64 letters, digits, dots, dashes or underscores")
+        row = await self._store.set_device_disabled(device_id, disabled, self._clock.now())
+        self._disabled = self._disabled | {device_id} if disabled else self._disabled - {device_id}
+        return _device(row)
+
+    async def devices(self) -> tuple[Device, ...]:
+        """All of them, by id."""
+        return tuple(_device(row, self._seen.get(row.device, 0.0)) for row in await self._store.list_devices())
+
+    async def refresh(self) -> None:
+        """Write down who was seen, and learn who was disabled, also by another replica."""
+        waiting = sorted(self._seen)
+        for first in range(0, len(waiting), MOST_SEEN_AT_ONCE):
+            seen = {device: self._seen.pop(device) for device in waiting[first : first + MOST_SEEN_AT_ONCE]}
+            try:
+                await self._store.saw_devices(seen)
+            except BaseException:
+                self._seen = {**seen, **self._seen}
+                raise
+        await self.learn_disabled()
+
+    async def heard(self, device_id: str) -> None:
+        """A device was disabled or enabled, perhaps by another replica. What cannot be read now is learned by the next `refresh`."""
+        try:
+            await self.learn_disabled()
+        except CoordinatorError as error:
+            log.warning("whether device %s is disabled is learned later: %s", device_id, error)
+
+    async def learn_disabled(self) -> None:
+        """Learn who is disabled, by whichever replica."""
+        self._disabled = frozenset(row.device for row in await self._store.list_devices() if row.disabled)
+
+
+def _device(row: DeviceRow, seen: float = 0.0) -> Device:
+    last = max(row.last_seen_ms / 1000, seen)
+    return Device(row.device, row.agent_version, row.tasks, row.first_seen_ms / 1000, last, row.disabled)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskListing:
+    """A task label with its terms, and how it stands over all devices. `dual` is the fleet's λ where it is shared by all, else None."""
+
+    task: str
+    terms: TaskConfig
+    devices: int
+    steps: int
+    charged: Amount
+    dual: float | None
+
+
+async def list_tasks(store: LedgerStore, tasks: Mapping[str, TaskConfig]) -> tuple[TaskListing, ...]:
+    """The configured labels and those that devices work on, by name; labels without terms of their own have those of ANY_TASK."""
+    rows, prices = await store.list_tasks(), {row.key: row.dual for row in await store.list_prices()}
+    known = {row.task for row in rows if tasks.get(row.task, tasks.get(ANY_TASK)) is not None}
+    listings = []
+    for label in sorted(known | tasks.keys()):
+        terms = tasks.get(label) or tasks[ANY_TASK]
+        mine = [row for row in rows if row.task == label]
+        charged = reduce(Amount.plus, (row.charged for row in mine), Amount())
+        fleet_wide = terms.dual_scope in ("fleet", "fleet_all")
+        dual = prices.get(price_key(terms.dual_scope, "", label), terms.dual_init) if fleet_wide else None
+        listings.append(TaskListing(label, terms, len(mine), sum(row.next_step for row in mine), charged, dual))
+    return tuple(listings)

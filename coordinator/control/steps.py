@@ -1,0 +1,144 @@
+"""The rate controller: which τ, λ_0 and rule of λ hold for a task, and when λ moves. Knows tasks and steps; knows nothing of money or
+of gRPC.
+
+λ itself is kept and moved by the ledger, in the transaction that closes the step, so that it moves exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from coordinator import failpoints
+from coordinator.config import ANY_TASK, TaskConfig
+from coordinator.ledger.accounts import CloseStepRequest, OpenStepRequest, price_key
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.transitions import MOST_UNITS
+from edge.core.clock import Clock
+from edge.core.errors import InvalidRequest, NotFound
+from edge.rpc.client import StepClosed, StepOpened, TaskTerms
+
+MAX_STEP = MOST_UNITS
+_REFUSED_STEPS_KEPT = 16
+_TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
+
+
+class StepController:
+    """Opens and closes learning steps under the configured terms of each task."""
+
+    def __init__(self, store: LedgerStore, tasks: Mapping[str, TaskConfig], clock: Clock) -> None:
+        self._store = store
+        self._tasks = dict(tasks)
+        self._clock = clock
+        self._refused_steps: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    def replace_tasks(self, tasks: Mapping[str, TaskConfig]) -> None:
+        """Hold later steps and calls to these terms; open steps keep theirs, and a task keeps its λ when its scope changes."""
+        self._tasks = dict(tasks)
+
+    def price_key_of(self, device: str, task: str) -> str:
+        """The key of the λ that this task of this device moves now; "" for one of its own."""
+        return price_key(self.terms_of(task).dual_scope, device, task)
+
+    async def first_dual(self, device: str, task: str) -> float:
+        """The λ that a device meets at its first contact with a task: that of the others, where it is shared and has moved already."""
+        key = self.price_key_of(device, task)
+        price = await self._store.get_price(key) if key else None
+        return self.terms_of(task).dual_init if price is None else price.dual
+
+    def note_refusal(self, device: str, task: str, step: int) -> None:
+        """A budget refused a call of this step: asking for help without a call is then no discrepancy. Calls outside training, whose step
+        is -1, say nothing of one; a report may come late, when the next step was refused, too."""
+        if step >= 0:
+            others = [known for known in self._refused_steps.get((device, task), ()) if known != step]
+            self._refused_steps[device, task] = (*others, step)[-_REFUSED_STEPS_KEPT:]
+
+    def terms_of(self, task: str) -> TaskConfig:
+        """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
+        if not _TASK_NAME.fullmatch(task):
+            raise InvalidRequest("a task label is 1 to 64 letters, digits or any of . _ : + -")
+        terms = self._tasks.get(task) or self._tasks.get(ANY_TASK)
+        if terms is None:
+            raise NotFound(f"no task is called {task!r}", hint=f"known: {', '.join(sorted(self._tasks))}")
+        return terms
+
+    async def current(self, device: str, task: str) -> TaskTerms:
+        """τ, λ and the next step of a device's task."""
+        terms = self.terms_of(task)
+        row = await self._store.get_task(device, task)
+        if row is None:
+            return TaskTerms(task, terms.rate_at(0, self._clock.now()), await self.first_dual(device, task), 0)
+        return TaskTerms(task, row.target_rate, row.dual, row.next_step)
+
+    async def open_step(
+        self, device: str, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float | None
+    ) -> StepOpened:
+        """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
+        terms, now = self.terms_of(task), self._clock.now()
+        rule = terms.dual_rule
+        request = OpenStepRequest(
+            device=device,
+            task=task,
+            step=_checked_step(step),
+            planned_prompts=_positive("planned_prompts", planned_prompts),
+            group_size=_positive("group_size", group_size),
+            target_rate=_checked_rate(terms.rate_at(step, now, target_rate)),
+            dual_lr=rule.lr,
+            initial_dual=terms.dual_init,
+            credit_factor=terms.step_credit_kappa,
+            now=now,
+            price=self.price_key_of(device, task),
+            dual_proportional=rule.proportional,
+            dual_window=rule.window,
+            dual_ceiling=rule.ceiling,
+        )
+        row = await self._store.open_step(request)
+        return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
+
+    async def close_step(
+        self,
+        device: str,
+        task: str,
+        step: int,
+        total_units: int,
+        help_units: int,
+        uncalled_units: int = 0,
+        own_rate: float | None = None,
+    ) -> StepClosed:
+        """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
+        self.terms_of(task)
+        if help_units > _positive("total_units", total_units):
+            raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
+        if uncalled_units > help_units:
+            raise InvalidRequest(f"{uncalled_units} of {help_units} requests for help cannot have gone without a call")
+        if own_rate is not None and not 0.0 <= own_rate <= 1.0:
+            raise InvalidRequest(f"own_rate must lie in [0, 1], not {own_rate}")
+        refused = step in self._refused_steps.get((device, task), ())
+        request = CloseStepRequest(
+            device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
+        )
+        failpoints.reach("before_close_step")
+        row = await self._store.close_step(request)
+        failpoints.reach("closed")
+        return StepClosed(task, step, row.dual_before, row.dual_after, row.assist_rate, row.discrepancies)
+
+
+def _checked_rate(rate: float) -> float:
+    """A share; only what a device wishes can be none."""
+    if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
+        raise InvalidRequest(f"target_rate must lie in [0, 1], not {rate}")
+    return rate
+
+
+def _positive(name: str, value: int) -> int:
+    if not 1 <= value <= MOST_UNITS:
+        raise InvalidRequest(f"{name} must be 1 to {MOST_UNITS}, not {value}")
+    return value
+
+
+def _checked_step(step: int) -> int:
+    """A learning step that every store can keep."""
+    if not 0 <= step < MAX_STEP:
+        raise InvalidRequest(f"step {step} is out of range")
+    return step

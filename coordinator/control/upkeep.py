@@ -1,0 +1,56 @@
+"""Regular upkeep of a running coordinator: lease sweep, changed limits, old answers, who was seen. Knows when; knows nothing of how."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from coordinator.config import CoordinatorConfig
+from coordinator.control.devices import Fleet
+from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.stores.store import LedgerStore
+from edge.core.clock import Clock
+from edge.core.errors import EdgeError
+
+log = logging.getLogger(__name__)
+PURGE_EVERY_TICKS = 1800
+REFRESH_EVERY_TICKS = 15
+
+
+class Upkeep:
+    """Ticks every `sweep_interval_s`. A tick that fails is logged and tried again at the next one."""
+
+    def __init__(self, store: LedgerStore, book: BudgetBook, config: CoordinatorConfig, clock: Clock, fleet: Fleet) -> None:
+        self._store = store
+        self._book = book
+        self._config = config
+        self._clock = clock
+        self._fleet = fleet
+
+    def replace_config(self, config: CoordinatorConfig) -> None:
+        """Work by this configuration from the next tick on."""
+        self._config = config
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        ticks = 0
+        while True:
+            await self.tick(purge=ticks % PURGE_EVERY_TICKS == 0, refresh=ticks % REFRESH_EVERY_TICKS == 0)
+            ticks += 1
+            await asyncio.sleep(self._config.service.sweep_interval_s)
+
+    async def tick(self, purge: bool = False, refresh: bool = True) -> None:
+        """One round."""
+        try:
+            self._book.learn(await self._store.list_set_limits())
+            if swept := await self._store.sweep(self._clock.now()):
+                log.warning("%d calls outlived their lease and are charged as in doubt", len(swept))
+            now = self._clock.now()
+            if left := await self._store.leave_idle_prices(now - self._config.fleet.price_idle_s, now):
+                log.info("%d idle devices left the rounds of shared prices", len(left))
+            if refresh:
+                await self._fleet.refresh()
+            if purge:
+                await self._store.purge_results(now - self._config.service.answers_kept_s, now)
+        except EdgeError as error:
+            log.error("upkeep: %s", error)

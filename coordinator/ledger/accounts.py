@@ -1,0 +1,489 @@
+"""The values of the budget ledger. Knows amounts, rows, requests and outcomes; knows nothing of storage, gRPC or providers.
+
+Amounts are integers: calls, tokens, micro-USD. Times are seconds since the epoch as `Clock.now()` gives them; rows keep integer
+milliseconds. λ, τ and η are float64 and are kept as `float.hex()` wherever they are stored, so that a replay is bit-exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge.core.formatting import money
+
+SERVING_STEP = -1
+FLEET_CACHE = "fleet:"
+
+
+class Amount(Struct, frozen=True, gc=False):
+    """Calls, tokens and micro-USD, none negative."""
+
+    calls: int = 0
+    tokens: int = 0
+    uusd: int = 0
+
+    def __post_init__(self) -> None:
+        if self.calls < 0 or self.tokens < 0 or self.uusd < 0:
+            raise ValueError(f"an amount cannot be negative: {self.calls} calls, {self.tokens} tokens, {self.uusd} micro-USD")
+
+    def plus(self, other: Amount) -> Amount:
+        """The sum, unit by unit."""
+        if other is NO_AMOUNT:
+            return self
+        return Amount(self.calls + other.calls, self.tokens + other.tokens, self.uusd + other.uusd)
+
+    def minus(self, other: Amount) -> Amount:
+        """The difference, unit by unit. Raises ValueError where it would be negative."""
+        if other is NO_AMOUNT:
+            return self
+        return Amount(self.calls - other.calls, self.tokens - other.tokens, self.uusd - other.uusd)
+
+    @property
+    def units(self) -> tuple[int, int, int]:
+        """Calls, tokens, micro-USD."""
+        return self.calls, self.tokens, self.uusd
+
+    def short_of(self, floor: Amount) -> Amount:
+        """What is missing to `floor`, unit by unit; 0 where it is reached."""
+        return Amount(*(max(0, most - own) for own, most in zip(self.units, floor.units, strict=True)))
+
+    def capped(self, cap: Amount) -> Amount:
+        """The smaller of both, unit by unit."""
+        return Amount(min(self.calls, cap.calls), min(self.tokens, cap.tokens), min(self.uusd, cap.uusd))
+
+
+NO_AMOUNT = Amount()
+_ONE_OF = {"calls": "call", "tokens": "token"}
+
+
+def amount_text(unit: str, count: int) -> str:
+    """So much of a unit (calls, tokens, uusd) in words: `1 call`, `20 tokens`, `0.00005 USD`."""
+    if unit == "uusd":
+        return money(count)
+    return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
+
+
+class Limits(Struct, frozen=True, gc=False):
+    """The most that may be spent, per unit; None where there is no limit."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    uusd: int | None = None
+
+    def units_exceeded(self, used: Amount) -> tuple[str, ...]:
+        """Names of the units in which `used` is above the limit, in the order calls, tokens, uusd."""
+        pairs = (("calls", self.calls, used.calls), ("tokens", self.tokens, used.tokens), ("uusd", self.uusd, used.uusd))
+        return tuple(name for name, limit, value in pairs if limit is not None and value > limit)
+
+    def at_least(self, used: Amount) -> Limits:
+        """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
+        return Limits(_floor(self.calls, used.calls), _floor(self.tokens, used.tokens), _floor(self.uusd, used.uusd))
+
+
+def _floor(limit: int | None, used: int) -> int | None:
+    return None if limit is None else max(limit, used)
+
+
+class BudgetTerms(Struct, frozen=True, gc=False):
+    """A budget that a call must fit into: its key and the limits the configuration asks for now.
+
+    The key names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`. A budget is
+    created at its first use; changed limits apply at the next use and are journalled.
+
+    With `floor_ppm` f > 0 the budget is shared fairly: of the N devices that hold or have spent of it each has floor(limit·f/(N·10^6))
+    that the others cannot take; a device joins with its first hold.
+    """
+
+    key: str
+    limits: Limits
+    floor_ppm: int = 0
+
+
+def budget_key(scope: str, device: str = "", task: str = "", window: str = "") -> str:
+    """The key of a budget: `scope` alone or with device and task, and the window it belongs to ("" for one that never ends)."""
+    owner = "/".join(part for part in (device and f"device:{device}", task and f"task:{task}") if part)
+    return "".join((scope, f"[{owner}]" if owner else "", f"@{window}" if window else ""))
+
+
+STEP_PREFIX = "step["
+
+
+def step_budget_key(device: str, task: str, step: int) -> str:
+    """The key of a step's call credit, which is a budget like any other."""
+    return f"{budget_key('step', device, task)}#{step}"
+
+
+def share_prefix(budget: str) -> str:
+    """What the keys of all members' shares of a budget begin with."""
+    return f"share/{budget}/"
+
+
+def is_share(key: str) -> bool:
+    """Whether this is the key of a member's share."""
+    return key.startswith("share/")
+
+
+def share_key(budget: str, member: str) -> str:
+    """The key of what one member has used of a budget that is shared fairly; a budget row without limits."""
+    return f"{share_prefix(budget)}device:{member}"
+
+
+def price_key(scope: str, device: str, task: str) -> str:
+    """The key of the λ that a task of a device moves: "" for one of its own (scope `task`), `global[device:d1]` for one over all tasks of
+    a device, `fleet[task:math]` for one over all devices, `fleet` (scope `fleet_all`) for one over everything."""
+    keys = {"task": "", "global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}
+    return keys[scope]
+
+
+def is_fleet_price(key: str) -> bool:
+    """Whether many devices move this λ, each by its share of a round."""
+    return key.startswith("fleet")
+
+
+AS_CONFIGURED = "configured"
+
+
+class SetLimits(Struct, frozen=True, gc=False):
+    """What was set at run time for one scope and wins over the configuration: (setting, value) pairs sorted by setting, such as
+    `("calls_limit", 5)` or `("window", "day")`; None: no limit. `version` counts the changes of all scopes; this was the latest here."""
+
+    scope: str
+    changes: tuple[tuple[str, int | str | None], ...]
+    version: int
+
+
+def limits_version(rows: Sequence[SetLimits]) -> int:
+    """How often limits were set, over all scopes."""
+    return max((row.version for row in rows), default=0)
+
+
+class CallState(StrEnum):
+    """Where a call stands. All but DISPATCHED are terminal; a REFUNDED call may be tried again with the same key."""
+
+    DISPATCHED = "dispatched"
+    COMPLETED = "completed"
+    REFUNDED = "refunded"
+    FAILED = "failed"
+    IN_DOUBT = "in_doubt"
+
+
+class BudgetRow(Struct, frozen=True, gc=False):
+    """A budget: `asked` is what the configuration wants, `limits` what the database enforces (raised to what was already used).
+
+    Shared fairly (`floor_ppm` > 0), each of `members` devices has `floor` for itself; `set_aside` is the part of all floors not used yet,
+    and committed + reserved + set_aside <= limits holds.
+    """
+
+    key: str
+    asked: Limits
+    limits: Limits
+    committed: Amount = Amount()
+    reserved: Amount = Amount()
+    floor_ppm: int = 0
+    members: int = 0
+    floor: Amount = Amount()
+    set_aside: Amount = Amount()
+
+    @property
+    def used(self) -> Amount:
+        """Committed and reserved together; never above `limits`."""
+        return self.committed.plus(self.reserved)
+
+    @property
+    def within_limits(self) -> bool:
+        """Whether what is committed, reserved and set aside lies within the limits, in every unit."""
+        limits, spent, open_, aside = self.limits, self.committed, self.reserved, self.set_aside
+        return (
+            (limits.calls is None or spent.calls + open_.calls + aside.calls <= limits.calls)
+            and (limits.tokens is None or spent.tokens + open_.tokens + aside.tokens <= limits.tokens)
+            and (limits.uusd is None or spent.uusd + open_.uusd + aside.uusd <= limits.uusd)
+        )
+
+    def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
+        """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
+        return replace(self, reserved=self.reserved.plus(amount), set_aside=self.set_aside.minus(from_aside))
+
+    def resolved(self, hold: Amount, charge: Amount, to_aside: Amount) -> BudgetRow:
+        """With a hold less and its charge, `to_aside` of it set aside again. Raises ValueError where an amount would be negative."""
+        committed, set_aside = self.committed.plus(charge), self.set_aside.plus(to_aside)
+        return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
+
+
+class CallRow(Struct, frozen=True, gc=False):
+    """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
+
+    `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
+    this one was given, else "". `beyond_text` is what the answer had besides its text, as ProviderResult says; it goes with `result`.
+    """
+
+    device: str
+    key: str
+    fingerprint: str
+    task: str
+    step: int
+    prompt_id: str
+    model: str
+    help_units: int
+    state: CallState
+    attempts: int
+    charged: Amount
+    input_tokens: int
+    output_tokens: int
+    result: str | None
+    result_sha256: str
+    finish: str
+    upstream_id: str
+    reason: str
+    source_key: str
+    cache_key: str
+    updated_ms: int
+    beyond_text: str = ""
+
+    @property
+    def cached(self) -> bool:
+        """Whether the answer came from an earlier call, so that nothing was charged."""
+        return bool(self.source_key)
+
+
+class AttemptRow(Struct, frozen=True, gc=False):
+    """One try at the upstream: the billing unit. `epoch` names the process run that owns it; `budgets` what its hold lies on."""
+
+    device: str
+    key: str
+    number: int
+    state: CallState
+    hold: Amount
+    charged: Amount
+    budgets: tuple[str, ...]
+    epoch: int
+    lease_ms: int
+
+    @property
+    def billing_key(self) -> str:
+        """Call and attempt number: the idempotency key sent upstream."""
+        return f"{self.device}|{self.key}|{self.number}"
+
+
+class StepRow(Struct, frozen=True, gc=False):
+    """A learning step. Opened with λ, τ and its rule (η, k_p, window, ceiling); `closed` with the units reported and λ after.
+
+    `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
+    started. `round_units`: the units of all members of a fleet's price at that moment; 0 where the step moved λ with its whole weight.
+    """
+
+    device: str
+    task: str
+    step: int
+    planned_prompts: int
+    group_size: int
+    dual: float
+    target_rate: float
+    dual_lr: float
+    call_credit: int | None
+    closed: bool = False
+    total_units: int = 0
+    help_units: int = 0
+    dual_after: float = 0.0
+    assist_rate: float = 0.0
+    discrepancies: tuple[str, ...] = ()
+    price: str = ""
+    dual_before: float = 0.0
+    round_units: int = 0
+    dual_proportional: float = 0.0
+    dual_window: int = 1
+    dual_ceiling: float = math.inf
+    own_rate: float | None = None
+
+
+class TaskRow(Struct, frozen=True, gc=False):
+    """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
+
+    `charged` is the total over all windows, without open holds. `price` names the shared λ it is held to; `dual` is then the last one
+    that this task opened or closed a step with. `recent` goes with `dual`: what DualState keeps of the reports in the window.
+    """
+
+    device: str
+    task: str
+    dual: float
+    target_rate: float
+    next_step: int
+    version: int
+    charged: Amount = Amount()
+    price: str = ""
+    recent: tuple[float, ...] = ()
+
+
+class PriceRow(Struct, frozen=True, gc=False):
+    """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'; `recent` is
+    what DualState keeps of the reports in the window, of a λ that one device moves."""
+
+    key: str
+    dual: float
+    updates: int = 0
+    units: int = 0
+    recent: tuple[float, ...] = ()
+
+
+class PriceMember(Struct, frozen=True, gc=False):
+    """A device that moves a fleet's price: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
+
+    price: str
+    device: str
+    units: int
+    seen_ms: int
+
+
+class DeviceRow(Struct, frozen=True, gc=False):
+    """A registered device. Only `disabled` concerns money and is journalled: such a device gets neither holds nor steps."""
+
+    device: str
+    agent_version: str
+    tasks: tuple[str, ...]
+    first_seen_ms: int
+    last_seen_ms: int
+    disabled: bool = False
+
+
+class ReserveRequest(Struct, frozen=True, gc=False):
+    """T1. `fingerprint` is a digest of the request's content (not of its key); `step` SERVING_STEP means outside training.
+
+    `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
+    `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
+    answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
+    `initial_dual`, `target_rate` and `price` (the key of its λ, see `price_key`) count only at a task's first contact.
+    `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
+    """
+
+    device: str
+    key: str
+    fingerprint: str
+    task: str
+    step: int
+    prompt_id: str
+    model: str
+    help_units: int
+    hold: Amount
+    budgets: tuple[BudgetTerms, ...]
+    lease_until: float
+    now: float
+    cache_key: str = ""
+    cache_since: float = 0.0
+    initial_dual: float = 0.0
+    target_rate: float = 0.0
+    price: str = ""
+    limits_version: int = 0
+
+
+class Reserved(Struct, frozen=True, gc=False):
+    """The hold is durable: the upstream may be called. `billing_key` goes along as the upstream's idempotency key."""
+
+    attempt: int
+    billing_key: str
+
+
+class Replay(Struct, frozen=True, gc=False):
+    """The answer is already there; nothing may be sent and nothing is charged."""
+
+    call: CallRow
+
+
+class InProgress(Struct, frozen=True, gc=False):
+    """The call (or the one call of its prompt group, under `key`) is running."""
+
+    key: str
+
+
+class Ended(Struct, frozen=True, gc=False):
+    """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
+
+    call: CallRow
+
+
+class Outdated(Struct, frozen=True, gc=False):
+    """Nothing was held: other limits were set, perhaps at another replica. These hold now; ask again with budgets that follow them."""
+
+    limits: tuple[SetLimits, ...]
+
+
+ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
+    looked at afterwards, for the caller to be told."""
+
+    device: str
+    key: str
+    attempt: int
+    charge: Amount
+    input_tokens: int
+    output_tokens: int
+    text: str
+    finish: str
+    upstream_id: str
+    now: float
+    budgets: tuple[BudgetTerms, ...] = ()
+    beyond_text: str = ""
+
+
+class Resolution(Struct, frozen=True, gc=False):
+    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
+    for."""
+
+    applied: bool
+    call: CallRow
+    view: BudgetView | None = None
+
+
+class OpenStepRequest(Struct, frozen=True, gc=False):
+    """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
+
+    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ (`dual_lr`, `dual_proportional`, `dual_window`,
+    `dual_ceiling`: see ProportionalIntegral) of the first opening of a step stay its own. `price` is the key of the λ to open it with and
+    to move: see `price_key`.
+    """
+
+    device: str
+    task: str
+    step: int
+    planned_prompts: int
+    group_size: int
+    target_rate: float
+    dual_lr: float
+    initial_dual: float
+    credit_factor: float | None
+    now: float
+    price: str = ""
+    dual_proportional: float = 0.0
+    dual_window: int = 1
+    dual_ceiling: float = math.inf
+
+
+class CloseStepRequest(Struct, frozen=True, gc=False):
+    """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
+    not called for. `refused`: a budget refused calls of this step. `own_rate`: the share that would have asked without the device's help
+    bias, which moves λ in place of help_units / total_units (None: there was none).
+    """
+
+    device: str
+    task: str
+    step: int
+    total_units: int
+    help_units: int
+    now: float
+    refused: bool = False
+    uncalled_units: int = 0
+    own_rate: float | None = None
+
+
+class BudgetView(Struct, frozen=True, gc=False):
+    """One consistent look at a device's task and its budgets, and at the limits that were set at run time. `task` is None before its first
+    step or call."""
+
+    task: TaskRow | None
+    budgets: tuple[BudgetRow, ...]
+    limits: tuple[SetLimits, ...] = ()

@@ -1,0 +1,234 @@
+"""Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of how a hold is taken.
+
+Limits come from the configuration. What `budget set` says lies in the ledger and wins over it, setting by setting, at every process that
+shares the ledger, until it is set back to `config`: replicas may have been started with different files, and reading one again must not
+undo what an operator decided. Earlier versions kept it in `limits.json` in the state folder; such a file is taken into the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from pydantic import ValidationError
+
+from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
+from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version
+from coordinator.ledger.fairness import PPM
+from coordinator.ledger.stores.store import LedgerStore
+from edge.core.errors import StateError
+from edge.core.periods import PERIODS
+from edge.rpc.client import BudgetSnapshot
+
+log = logging.getLogger(__name__)
+LIMITS_FILE = "limits.json"
+SCOPES = ("device_task", "device", "fleet_task", "fleet")
+_WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+MOST_KNOWN_TERMS = 10_000
+"""Pairs of device and task whose budgets stay known within an hour; no window is shorter."""
+_WINDOW_BY_LABEL_CHARS = {
+    len(label): window for window, label in zip(PERIODS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
+}
+
+
+def window_label(window: str, now: float) -> str:
+    """The name of the window that `now` (seconds since the epoch) lies in, in UTC: `2026-10`, `2026-10-07`, "" for total."""
+    pattern = _WINDOW_FORMATS[window]
+    return datetime.fromtimestamp(now, UTC).strftime(pattern) if pattern else ""
+
+
+class BudgetBook:
+    """The limits that hold now: the configured ones, overlaid with what was set at run time; and the share of the fleet's that is divided
+    into floors. What changes them does so for the calls that follow."""
+
+    def __init__(self, configured: BudgetsConfig, fairness_floor: float = 0.0) -> None:
+        self.limits = self._configured = configured
+        self.rows: tuple[SetLimits, ...] = ()
+        self.version = 0
+        """Which limits set at run time these are."""
+        self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
+        self._known_hour = -1
+        self.replace_floor(fairness_floor)
+
+    def learn(self, rows: Sequence[SetLimits]) -> bool:
+        """Take what a ledger says was set at run time; False when it is known, or older than what is."""
+        if limits_version(rows) <= self.version:
+            return False
+        self.rows = tuple(rows)
+        self.version = limits_version(rows)
+        self.limits = overlaid(self._configured, rows)
+        self._known.clear()
+        return True
+
+    def replace_floor(self, fairness_floor: float) -> None:
+        """Divide this share of the fleet's limits among the devices, in steps of a millionth."""
+        self._floor_ppm = round(fairness_floor * PPM)
+        self._known.clear()
+
+    def replace_configured(self, configured: BudgetsConfig) -> None:
+        """Hold later calls to these limits, where nothing else was set."""
+        self._configured = configured
+        self.limits = overlaid(configured, self.rows)
+        self._known.clear()
+
+    def terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
+        """The budgets a call of this device and task must fit into, narrowest first."""
+        hour = int(now // 3600)
+        if hour != self._known_hour or len(self._known) >= MOST_KNOWN_TERMS:
+            self._known.clear()
+            self._known_hour = hour
+        known = self._known.get((device, task))
+        if known is None:
+            known = self._known[device, task] = self._terms(device, task, now)
+        return known
+
+    def _terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
+        return (
+            _terms("device_task", self.limits.device_task, now, device=device, task=task),
+            _terms("device", self.limits.device, now, device=device),
+            _terms("fleet_task", self.limits.fleet_task, now, task=task),
+            _terms("fleet", self.limits.fleet, now, floor_ppm=self._floor_ppm),
+        )
+
+
+def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", floor_ppm: int = 0) -> BudgetTerms:
+    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits, floor_ppm)
+
+
+def snapshot(
+    task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]
+) -> BudgetSnapshot:
+    """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
+    calls, calls_limit, calls_period = _tightest("calls", budgets, asked)
+    tokens, tokens_limit, tokens_period = _tightest("tokens", budgets, asked)
+    spend, spend_limit, spend_period = _tightest("uusd", budgets, asked)
+    return BudgetSnapshot(
+        version=task.version if task else 0,
+        dual=task.dual if task else terms.dual_init,
+        target_rate=task.target_rate if task else terms.target_rate,
+        calls=calls,
+        calls_limit=calls_limit,
+        tokens=tokens,
+        tokens_limit=tokens_limit,
+        spend_uusd=spend,
+        spend_limit_uusd=spend_limit,
+        calls_period=calls_period,
+        tokens_period=tokens_period,
+        spend_period=spend_period,
+    )
+
+
+def _tightest(unit: str, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]) -> tuple[int, int | None, str]:
+    """Used, limit and period of the budget with the least left; the limit may lie below what is used where it was lowered since."""
+    tightest: tuple[int, int | None, str] | None = None
+    least = 0
+    for row, terms in zip(budgets, asked, strict=True):
+        limit = getattr(terms.limits, unit)
+        if limit is None:
+            continue
+        spent = getattr(row.committed, unit) + getattr(row.reserved, unit)
+        left = max(0, limit - spent)
+        if tightest is None or left < least:
+            least, tightest = left, (spent, limit, terms.key)
+    if tightest is not None:
+        return *tightest[:2], _period_of(tightest[2])
+    own = budgets[min(1, len(budgets) - 1)]
+    return getattr(own.committed, unit) + getattr(own.reserved, unit), None, ""
+
+
+@lru_cache(maxsize=4096)
+def _period_of(key: str) -> str:
+    """The window that a budget's key counts in, by the length of its label."""
+    return _WINDOW_BY_LABEL_CHARS.get(len(_window_of(key)), "total")
+
+
+def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:
+    """The limits that the ledger's rows were last held to, for who has no configuration at hand; no limit for a scope without a row."""
+    found = {scope: [row for row in rows if _scope_of(row.key) == scope] for scope in SCOPES}
+    return BudgetsConfig.model_validate({scope: _asked(mine[-1]) for scope, mine in found.items() if mine})
+
+
+def _scope_of(key: str) -> str:
+    return key.split("@")[0].split("[")[0]
+
+
+def _window_of(key: str) -> str:
+    return key.removeprefix("fleet").rpartition("]")[2].removeprefix("@")
+
+
+def _asked(row: BudgetRow) -> dict[str, Any]:
+    """A row's limits as configuration; the length of its window's label tells the window."""
+    window = _period_of(row.key)
+    amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
+    return {"window": window, **amounts}
+
+
+def overlaid(configured: BudgetsConfig, rows: Sequence[SetLimits]) -> BudgetsConfig:
+    """The configured limits with what was set at run time."""
+    base = configured.model_dump()
+    for row in rows:
+        base[row.scope] = {**base[row.scope], **dict(row.changes)}
+    return BudgetsConfig.model_validate(base)
+
+
+def held_to_next(row: BudgetRow, limit: LimitConfig, now: float) -> BudgetRow:
+    """The row with the limits that its next hold would be held to; as it is where its window is another than the limit's is now."""
+    if _window_of(row.key) != window_label(limit.window, now):
+        return row
+    asked = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    return replace(row, asked=asked, limits=asked.at_least(row.used))
+
+
+def rows_held_to_next(rows: Sequence[BudgetRow], limits: BudgetsConfig, now: float) -> list[BudgetRow]:
+    """The rows with the limits that the next holds would be held to; a step's credit and a share as they are."""
+    scopes = {scope: getattr(limits, scope) for scope in SCOPES}
+    return [held_to_next(row, scopes[_scope_of(row.key)], now) if _scope_of(row.key) in scopes else row for row in rows]
+
+
+def rows_with_set(rows: Sequence[BudgetRow], was_set: Sequence[SetLimits], now: float) -> list[BudgetRow]:
+    """The same where no configuration is at hand: what each row was last held to, with what was set since."""
+    changes = {row.scope: dict(row.changes) for row in was_set if row.changes}
+    return [
+        held_to_next(row, LimitConfig.model_validate({**_asked(row), **changes[_scope_of(row.key)]}), now)
+        if _scope_of(row.key) in changes
+        else row
+        for row in rows
+    ]
+
+
+def settings_set(rows: Sequence[SetLimits]) -> dict[str, tuple[str, ...]]:
+    """The settings of each scope that were set at run time."""
+    return {row.scope: tuple(name for name, _ in row.changes) for row in rows if row.changes}
+
+
+def limits_of_file(state_dir: Path) -> dict[str, dict[str, Any]]:
+    """What an earlier version's `budget set` left in the state folder, by scope. Raises StateError when the file is damaged."""
+    path = state_dir / LIMITS_FILE
+    if not path.exists():
+        return {}
+    try:
+        changes: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        BudgetsConfig.model_validate(changes)
+        return {scope: dict(limits) for scope, limits in changes.items()}
+    except (OSError, ValueError, AttributeError, TypeError, ValidationError) as error:
+        raise StateError(f"{path} cannot be read", hint="delete it to return to the configured limits") from error
+
+
+async def take_limits_file(store: LedgerStore, state_dir: Path, now: float) -> None:
+    """Bring what an earlier version left in the state folder into the ledger, once; scopes set in the ledger stay. Raises StateError."""
+    found = limits_of_file(state_dir)
+    if not found:
+        return
+    known = {row.scope for row in await store.list_set_limits()}
+    for scope in sorted(found.keys() - known):
+        await store.set_limits(scope, found[scope], now)
+    path = state_dir / LIMITS_FILE
+    path.rename(path.with_name(f"{LIMITS_FILE}.taken"))
+    log.warning("limits of %s are in the ledger from now on; %s.taken is how they were", path, path)

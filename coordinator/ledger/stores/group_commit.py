@@ -1,0 +1,261 @@
+"""Group commit on one event loop: operations run at once over rows in memory, and are answered by the commit that holds what they saw.
+
+One batch is written while the next one gathers. When a commit fails, everything that ran on top of it fails too, and the rows are loaded
+anew. Where the file refuses a row, each operation runs again by itself, so that only the one that wrote it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowsFile, call_keys
+from coordinator.ledger.stores.changes import ChangeFeed
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.stores.trouble import Writability, not_written
+from coordinator.ledger.transitions import Ledger
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Done = Callable[[Exception | None], None]
+
+
+class RowsRefused(Exception):
+    """The file refuses a row for its content; the message names the rule. Nothing of the batch happened."""
+
+
+class ReadFailed(Exception):
+    """The file cannot be read."""
+
+
+class LedgerDisk(Protocol):
+    """Where the rows lie."""
+
+    def rows(self) -> RowsFile:
+        """The rows of the last commit, to be asked for again after a failed one. They and this raise ReadFailed."""
+        ...
+
+    def sync(self, batch: Batch, done: Done) -> None:
+        """Write a batch as one durable transaction, then call `done` once, later, on the loop: with None, or with why it may not have
+        happened. RowsRefused: for its content."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSettings:
+    """After a commit of `crowd` operations or more, the next one waits `gather_s` for others: a commit costs the same for many."""
+
+    crowd: int = 4
+    gather_s: float = 0.002
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """An operation, its outcome once it has run, and who is told when that is durable."""
+
+    work: Callable[[Ledger], Any]
+    future: asyncio.Future[Any] | None = None
+    value: Any = None
+    error: Exception | None = None
+
+    def outcome(self) -> Any:
+        """What the operation gave. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def tell(self) -> None:
+        """Tell the caller, unless it left."""
+        if self.future is None or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
+    def fail(self, error: Exception) -> None:
+        """Tell the caller that nothing happened."""
+        self.error = error
+        self.tell()
+
+
+class GroupCommitStore(LedgerStore):
+    """LedgerStore over a LedgerDisk that nobody else writes. Belongs to one event loop."""
+
+    def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk", settings: CommitSettings | None = None) -> None:
+        self.feed = ChangeFeed()
+        self.commits = 0
+        self.operations = 0
+        self._disk = disk
+        self._epoch = epoch
+        self._where = where
+        self._settings = settings or CommitSettings()
+        self._writability = Writability()
+        self._loop = asyncio.get_running_loop()
+        self._tables: BufferedTables | None = None
+        self._ledger: Ledger | None = None
+        self._call_keys: CallKeys | None = None
+        self._gathering: list[_Waiter] = []
+        self._batch: Batch | None = None
+        self._under_way: list[_Waiter] = []
+        self._flush_comes = False
+        self._one_by_one: deque[_Waiter] = deque()
+        self._last_commit = 0
+        self._settled = asyncio.Event()
+        self._closed = False
+
+    async def begin(self, now: float) -> None:
+        """Note the new epoch and sweep what earlier ones left, in one commit. Raises what the disk says."""
+        ledger, tables = self._loaded()
+        ledger.recover(now)
+        tables.keep()
+        batch = tables.take()
+        batch.numbers = {"epoch": self._epoch, "stopped_cleanly": 0}
+        begun: asyncio.Future[Exception | None] = self._loop.create_future()
+        self._disk.sync(batch, begun.set_result)
+        error = await begun
+        if error is not None:
+            raise error
+        tables.committed()
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """Run one transaction now, and answer when what it wrote or read is durable."""
+        if self._closed:
+            raise CoordinatorUnavailable("the ledger is closed", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
+        waiter = _Waiter(work)
+        if self._one_by_one:
+            self._one_by_one.append(waiter)
+        else:
+            self._run(waiter)
+            if not self._has_to_wait(waiter):
+                self.operations += 1
+                now: T = waiter.outcome()
+                return now
+        waiter.future = self._loop.create_future()
+        later: T = await waiter.future
+        return later
+
+    async def stop(self) -> None:
+        """Take nothing new, and wait until what was taken is written or refused."""
+        self._closed = True
+        self.feed.close()
+        while self._batch is not None or self._gathering or self._one_by_one:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # running -------------------------------------------------------------------------------------------------------------------
+
+    def _loaded(self) -> tuple[Ledger, BufferedTables]:
+        """The transitions and their rows, loaded anew after a failure. Raises ReadFailed."""
+        if self._tables is None or self._ledger is None:
+            rows = self._disk.rows()
+            self._call_keys = self._call_keys or call_keys(rows)
+            self._tables = BufferedTables(rows, self._call_keys)
+            self._ledger = Ledger(self._tables, self._epoch)
+        return self._ledger, self._tables
+
+    def _run(self, waiter: _Waiter) -> None:
+        """Run an operation; its refusal undoes only itself."""
+        waiter.value = waiter.error = None
+        try:
+            ledger, tables = self._loaded()
+        except ReadFailed as error:
+            waiter.error = self._unreadable(error)
+            return
+        try:
+            waiter.value = waiter.work(ledger)
+        except ReadFailed as error:
+            tables.roll_back()
+            waiter.error = self._unreadable(error)
+        except Exception as error:  # the refusal belongs to whoever awaits it
+            tables.roll_back()
+            waiter.error = error
+        else:
+            tables.keep()
+
+    def _unreadable(self, error: ReadFailed) -> CoordinatorUnavailable:
+        self._writability.failed(f"{self._where}: {error}")
+        return not_written()
+
+    def _has_to_wait(self, waiter: _Waiter) -> bool:
+        """An outcome waits for the next commit where rows gather for it, else for the one under way, else for none."""
+        if self._tables is not None and self._tables.waiting:
+            self._gathering.append(waiter)
+            if self._batch is None and not self._flush_comes:
+                self._flush_soon()
+        elif self._batch is not None:
+            self._under_way.append(waiter)
+        else:
+            return False
+        return True
+
+    # committing ----------------------------------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        """Commit what gathers. Where the last operations came together, so will the next, and these are given a moment to."""
+        self._flush_comes = True
+        if self._last_commit >= self._settings.crowd and not self._closed:
+            self._loop.call_later(self._settings.gather_s, self._flush)
+        else:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_comes = False
+        if self._tables is not None and self._batch is None and self._tables.waiting:
+            self._batch, self._under_way, self._gathering = self._tables.take(), self._gathering, []
+            self._disk.sync(self._batch, self._synced)
+
+    def _synced(self, error: Exception | None) -> None:
+        """The commit under way is over: release everybody who waits for it."""
+        batch, waiters = self._batch, self._under_way
+        self._batch, self._under_way = None, []
+        if error is not None:
+            self._failed(waiters, error)
+        else:
+            assert batch is not None
+            assert self._tables is not None
+            self._tables.committed()
+            self.commits += 1
+            self.operations += len(waiters)
+            self._last_commit = len(waiters)
+            self._writability.wrote()
+            self.feed.publish(batch.changed)
+            for waiter in waiters:
+                waiter.tell()
+        self._go_on()
+
+    def _failed(self, waiters: list[_Waiter], error: Exception) -> None:
+        """The commit did not happen, as far as anybody knows; nor then did what ran on top of it."""
+        waiters = waiters + self._gathering
+        self._gathering = []
+        self._tables = self._ledger = None
+        self._last_commit = 0
+        if not isinstance(error, RowsRefused):
+            self._writability.failed(f"{self._where}: {error}")
+            waiters += self._one_by_one
+            self._one_by_one.clear()
+            for waiter in waiters:
+                waiter.fail(not_written())
+        elif len(waiters) == 1:
+            log.error("the ledger refused an inconsistent change: %s", error)
+            waiters[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
+        else:
+            self._one_by_one.extendleft(reversed(waiters))
+
+    def _go_on(self) -> None:
+        """The next commit: of the next operation that runs by itself, or of what gathered meanwhile."""
+        while self._one_by_one and self._batch is None:
+            waiter = self._one_by_one.popleft()
+            self._run(waiter)
+            if self._has_to_wait(waiter):
+                self._flush()
+            else:
+                waiter.tell()
+        if self._gathering and self._batch is None and not self._flush_comes:
+            self._flush_soon()
+        self._settled.set()

@@ -1,0 +1,462 @@
+"""The ledger in PostgreSQL, for several coordinators at once. Knows connections, batches and who lives; knows nothing of what rows mean.
+
+One task per process drains its queue: it fetches what the whole batch can touch in one statement, runs the batch in memory, and writes
+all changes with the journal in a second one, which is the whole transaction (READ COMMITTED, synchronous_commit on). That statement first
+moves the journal's head, the one row all writers lock, and does nothing if the head has moved since: then the batch runs again under that
+lock. So no lock is ever held over the network unless replicas really collide, there is one order of locks, and one chain of hashes.
+
+A replica lives while its row in `replica` has a lease by the database's clock, which all share; attempts of living replicas are not swept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
+from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, revision_of
+from coordinator.ledger.stores.postgres_reach import NOTHING, Kind, Reach, Want, reach_of
+from coordinator.ledger.stores.postgres_tables import (
+    CHANNEL,
+    Fetched,
+    Missing,
+    PostgresTables,
+    read_statement,
+    write_statement,
+)
+from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.stores.trouble import Writability, not_written
+from coordinator.ledger.transitions import Ledger
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+P = ParamSpec("P")
+_ORPHANS: Reach = frozenset({(Kind.ORPHANED,)})
+_BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALUE
+  VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
+  ON CONFLICT (epoch) DO UPDATE SET lease_until = excluded.lease_until"""
+_JOIN = "INSERT INTO replica (name, lease_until) VALUES ($1, clock_timestamp() + make_interval(secs => $2)) RETURNING epoch"
+_FORGET = """DELETE FROM replica r WHERE r.lease_until < clock_timestamp() - interval '1 hour'
+  AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.epoch = r.epoch AND a.state = 'dispatched')"""
+# Every question of a batch is a handful of look-ups by key. A plan kept from when a table was small must not scan it once it is large.
+_POINT_LOOKUPS = dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mergejoin"), "off")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings:
+    """How a replica waits, batches and lives: most operations per commit; seconds to wait for a lock, for one statement and for a
+    connection; seconds its lease lasts (renewed at a third of it); the name it has in `replica` and `pg_stat_activity`."""
+
+    max_batch: int = 512
+    lock_timeout_s: float = 5.0
+    statement_timeout_s: float = 10.0
+    connect_timeout_s: float = 5.0
+    replica_lease_s: float = 15.0
+    name: str = "edge-coordinator"
+
+
+class HeadMoved(Exception):
+    """Another replica wrote between this batch's reading and its writing."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One operation: what to run, what it can touch, and who waits for it."""
+
+    work: Callable[[Ledger], Any]
+    reach: Reach
+    future: asyncio.Future[Any]
+    value: Any = None
+    error: Exception | None = None
+
+    def run(self, ledger: Ledger, tables: PostgresTables) -> None:
+        """Run it; its refusal undoes only itself. Raises Missing."""
+        self.value = self.error = None
+        try:
+            self.value = self.work(ledger)
+        except Missing:
+            raise
+        except Exception as error:  # the refusal belongs to whoever awaits it
+            self.error = error
+            tables.roll_back()
+        tables.keep()
+
+    def deliver(self) -> None:
+        """Tell the caller."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
+
+
+class PostgresLedgerStore(LedgerStore):
+    """LedgerStore over a PostgreSQL database; make it with `open`. Belongs to one event loop."""
+
+    def __init__(self, dsn: str, settings: PostgresSettings) -> None:
+        self.feed = ChangeFeed()
+        self.commits = 0
+        self.operations = 0
+        self.conflicts = 0
+        self._dsn = dsn
+        self._settings = settings
+        self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
+        self._writing: asyncpg.Connection[Any] | None = None
+        self._epoch = 0
+        self._written: tuple[int, str] | None = None  # the head this batch makes; None while it has written nothing
+        self._writability = Writability()
+        self._closed = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(cls, dsn: str, now: float, settings: PostgresSettings | None = None) -> PostgresLedgerStore:
+        """Connect, bring the schema to this version, join the replicas and sweep what those that are gone have left.
+
+        Raises StateError: unreachable, of a newer version, or not ours.
+        """
+        store = cls(dsn, settings or PostgresSettings())
+        try:
+            await store._start(now)
+        except driver_errors() as error:
+            await store.aclose()
+            raise cannot_open(error) from error
+        except BaseException:
+            await store.aclose()
+            raise
+        return store
+
+    @property
+    def epoch(self) -> int:
+        """The number of this process run among all replicas' runs."""
+        return self._epoch
+
+    async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
+        """Run one transaction."""
+        if self._closed:
+            raise _unavailable("the ledger is closed")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait(_Job(work, reach, future))
+        return await future
+
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation, with all that it can touch fetched at once."""
+        return await self.transact(
+            lambda ledger: operation.on(ledger, *args, **kwargs), reach_of(operation.name, *args, **kwargs)
+        )
+
+    async def aclose(self) -> None:
+        """Finish what is queued, leave the replicas and disconnect. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put_nowait(None)
+            self.feed.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks[:1])  # the writer ends by itself, after what was queued
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leave()
+
+    async def _start(self, now: float) -> None:
+        connection = await self._connected()
+        await _require_schema(connection, self._connect)
+        self._epoch = await connection.fetchval(_JOIN, self._settings.name, self._settings.replica_lease_s)
+        ready = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._serve(), name="ledger-writer"),
+            asyncio.create_task(self._live(), name="ledger-heartbeat"),
+            asyncio.create_task(self._listen(ready), name="ledger-listener"),
+        ]
+        await self.transact(lambda ledger: ledger.recover(now), _ORPHANS)
+        await ready.wait()
+
+    async def _leave(self) -> None:
+        """What this run still holds is nobody's from now on."""
+        connection, self._writing = self._writing, None
+        if connection is None or connection.is_closed():
+            return
+        with contextlib.suppress(*driver_errors()):
+            await connection.execute("DELETE FROM replica WHERE epoch = $1", self._epoch)
+        with contextlib.suppress(*driver_errors()):
+            await connection.close(timeout=self._settings.connect_timeout_s)
+
+    # batches -------------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Run batches until the store is closed."""
+        last: _Job | None
+        while True:
+            *_, last = batch = await self._next_batch()
+            jobs = [job for job in batch if job is not None]
+            await self._run_batch(jobs)
+            for job in jobs:
+                job.deliver()
+            if last is None:
+                return
+
+    async def _next_batch(self) -> list[_Job | None]:
+        """Wait for one job and take along what else is queued."""
+        batch = [await self._jobs.get()]
+        while batch[-1] is not None and len(batch) < self._settings.max_batch and not self._jobs.empty():
+            batch.append(self._jobs.get_nowait())
+        return batch
+
+    async def _run_batch(self, jobs: list[_Job]) -> None:
+        """Run and commit; on return every job has its value or its error."""
+        try:
+            await self._commit(jobs)
+        except _refusals() as error:
+            await self._blame(jobs, error)
+        except Exception as error:
+            if not isinstance(error, driver_errors()):
+                log.error("a batch of the ledger failed unexpectedly: %s", type(error).__name__)
+            self._disconnect()
+            self._writability.failed(_one_line(error))
+            for job in jobs:
+                job.value, job.error = None, not_written()
+
+    async def _blame(self, jobs: list[_Job], error: Exception) -> None:
+        """The database refused a batch, which then did not happen: find the operation by running each by itself."""
+        if len(jobs) == 1:
+            rule = getattr(error, "constraint_name", None) or type(error).__name__
+            log.error("the ledger refused an inconsistent change: %s", rule)
+            jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
+            return
+        for job in jobs:
+            await self._run_batch([job])
+
+    async def _commit(self, jobs: list[_Job]) -> None:
+        """Run the batch as one transaction. A connection lost while it was being written is no answer: the journal has it."""
+        self._written = None
+        try:
+            await self._transaction(jobs)
+        except _lost_connection_errors():
+            if self._written is None or not await self._was_committed(self._written):
+                raise
+        if self._written is not None:
+            self.commits += 1
+            self._writability.wrote()
+            self.operations += len(jobs)
+
+    async def _transaction(self, jobs: list[_Job]) -> None:
+        """First without a lock; if another replica was quicker, again under it."""
+        connection = await self._connected()
+        try:
+            await self._run(connection, jobs)
+        except HeadMoved:
+            self.conflicts += 1
+            async with _holding_the_head(connection):
+                await self._run(connection, jobs)
+
+    async def _run(self, connection: asyncpg.Connection[Any], jobs: list[_Job]) -> None:
+        """Fetch, run, write. Raises HeadMoved."""
+        fetched, wants = Fetched(), frozenset[Want]().union(*(job.reach for job in jobs))
+        while True:
+            await self._fetch(connection, wants, fetched)
+            tables = PostgresTables(fetched)
+            ledger = Ledger(tables, self._epoch)
+            try:
+                for job in jobs:
+                    job.run(ledger, tables)
+            except Missing as missing:
+                wants = frozenset({missing.want})
+            else:
+                return await self._write(connection, tables, fetched.head)
+
+    async def _fetch(self, connection: asyncpg.Connection[Any], wants: Reach, fetched: Fetched) -> None:
+        first = not fetched.known
+        statement, tables = read_statement(wants, self._epoch)
+        seq, head_hash, *record = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
+        if first:
+            fetched.head = (seq, head_hash)
+        elif fetched.head != (seq, head_hash):
+            raise HeadMoved
+        fetched.add(wants, record, tables)
+
+    async def _write(self, connection: asyncpg.Connection[Any], tables: PostgresTables, head: tuple[int, str]) -> None:
+        self._written = None
+        statement = write_statement(tables, head)
+        if statement is None:
+            return
+        if tables.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
+            self._written = tables.journal_head()
+        moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
+        if not moved:
+            raise HeadMoved
+
+    async def _was_committed(self, head: tuple[int, str]) -> bool:
+        """The connection went away while a commit was under way: whether it happened. Its last entry's hash is like no other."""
+        self._disconnect()
+        connection = await self._connected()
+        return bool(await connection.fetchval("SELECT 1 FROM journal WHERE seq = $1 AND hash = $2", *head))
+
+    # connections ---------------------------------------------------------------------------------------------------------------
+
+    async def _connected(self) -> asyncpg.Connection[Any]:
+        if self._writing is None or self._writing.is_closed():
+            self._writing = await self._connect()
+        return self._writing
+
+    def _disconnect(self) -> None:
+        if self._writing is not None:
+            self._writing.terminate()
+            self._writing = None
+
+    async def _connect(self) -> asyncpg.Connection[Any]:
+        return await connect(self._dsn, self._settings, _POINT_LOOKUPS)
+
+    # who lives, what changed ---------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Renew this replica's lease, over a connection of its own: a long batch must not look like a death."""
+        pause_s = self._settings.replica_lease_s / 3
+        while True:
+            with contextlib.suppress(*driver_errors()):
+                await self._beat_while_connected(pause_s)
+            await asyncio.sleep(min(1.0, pause_s))
+
+    async def _beat_while_connected(self, pause_s: float) -> None:
+        connection = await self._connect()
+        try:
+            while True:
+                await connection.execute(_BEAT, self._epoch, self._settings.name, self._settings.replica_lease_s)
+                await connection.execute(_FORGET)
+                await asyncio.sleep(pause_s)
+        finally:
+            connection.terminate()
+
+    async def _listen(self, ready: asyncio.Event) -> None:
+        """Hand on what any replica wrote. After a gap everything may have changed."""
+        while True:
+            with contextlib.suppress(*driver_errors()):
+                await self._listen_while_connected(ready)
+            await asyncio.sleep(0.2)
+
+    async def _listen_while_connected(self, ready: asyncio.Event) -> None:
+        connection = await self._connect()
+        gone = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: gone.set())
+            await connection.add_listener(CHANNEL, lambda *notice: self.feed.publish([_pair(str(notice[3]))]))
+            if ready.is_set():
+                self.feed.publish([EVERYTHING])
+            ready.set()
+            while not gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(gone.wait(), self._settings.replica_lease_s)
+                await connection.execute("SELECT 1")  # a peer that vanished without a word is noticed
+        finally:
+            connection.terminate()
+
+
+@contextlib.asynccontextmanager
+async def _holding_the_head(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
+    """A transaction that no other writer can overtake."""
+    async with connection.transaction():
+        await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
+        yield
+
+
+async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] | None = None) -> asyncpg.Connection[Any]:
+    """A connection whose commits are durable and whose waits end, with `more` server settings. Raises what the driver raises."""
+    import asyncpg
+
+    options = {
+        "application_name": settings.name,
+        "synchronous_commit": "on",
+        "default_transaction_isolation": "read committed",
+        "jit": "off",
+        "lock_timeout": str(round(settings.lock_timeout_s * 1000)),
+        "statement_timeout": str(round(settings.statement_timeout_s * 1000)),
+        "idle_in_transaction_session_timeout": str(round(settings.statement_timeout_s * 1000)),
+        **dict(zip(("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"), ("10", "5", "3"), strict=True)),
+        **(more or {}),
+    }
+    client_timeout_s = settings.statement_timeout_s + settings.lock_timeout_s
+    return await asyncpg.connect(
+        dsn, timeout=settings.connect_timeout_s, command_timeout=client_timeout_s, server_settings=options
+    )
+
+
+async def _require_schema(connection: asyncpg.Connection[Any], connect_again: Callable[[], Any]) -> None:
+    """Make or upgrade the tables. Raises StateError when a newer program made them, or someone else."""
+    known = await schema_version(connection)
+    if known is not None and known > LEDGER.version:
+        raise StateError(
+            f"the ledger in PostgreSQL is of version {known}, newer than {LEDGER.version}, the newest this program knows",
+            hint="update this program",
+        )
+    if known is None and await connection.fetchval(
+        "SELECT to_regclass('journal') IS NOT NULL OR to_regclass('call') IS NOT NULL"
+    ):
+        raise StateError(
+            "the PostgreSQL database holds tables that are not a ledger's", hint="give the ledger a database of its own"
+        )
+    if known != LEDGER.version:
+        await migrate_postgres(connect_again)
+        log.info("the ledger's schema is now of version %d", LEDGER.version)
+
+
+async def schema_version(connection: asyncpg.Connection[Any]) -> int | None:
+    """The version of the tables; None for a database without a ledger. Raises StateError."""
+    if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
+        return None
+    found = await connection.fetchval("SELECT version_num FROM alembic_version")
+    if found is None or not str(found).isdigit() or revision_of(int(found)) != found:
+        raise StateError(
+            f"the PostgreSQL database is not a ledger (revision {found})", hint="give the ledger a database of its own"
+        )
+    return int(found)
+
+
+def _pair(payload: str) -> tuple[str, str]:
+    import json
+
+    device, task = json.loads(payload)
+    return device, task
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """What a database that is away, slow, full or broken raises."""
+    import asyncpg
+
+    return (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+
+
+def _lost_connection_errors() -> tuple[type[Exception], ...]:
+    """After these nobody knows whether the statement was committed."""
+    import asyncpg
+
+    return (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.OperatorInterventionError, OSError, TimeoutError)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What is the fault of one operation's content: a rule it breaks, or a value that cannot be encoded, kept or indexed."""
+    import asyncpg
+
+    broken_rules = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+    return (*broken_rules, UnicodeError, OverflowError)
+
+
+def cannot_open(error: Exception) -> StateError:
+    """A driver's error as one line that says what to do."""
+    hint = "check storage.dsn, the user's rights, and that the server is running"
+    return StateError(f"the ledger in PostgreSQL cannot be opened: {_one_line(error)}", hint=hint)
+
+
+def _one_line(error: Exception) -> str:
+    """An error's text without line breaks and without what a driver quotes of rows."""
+    return " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+
+
+def _unavailable(message: str) -> CoordinatorUnavailable:
+    return CoordinatorUnavailable(message, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

@@ -1,0 +1,403 @@
+"""The ledger in one SQLite file (WAL, synchronous=FULL).
+
+A thread owns the one connection that writes: BEGIN, all rows, COMMIT. The event loop reads over a second one, which can only read. Another
+process is refused by a lock file beside the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TypeVar
+from urllib.parse import quote
+
+from coordinator import failpoints
+from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
+from coordinator.ledger.stores.migrations import LEDGER, History, migrate_sqlite_file, migrated_copy
+from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
+from edge.core.errors import StateError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+StorePath = str | os.PathLike[str]
+PAGES_OF_COMMIT = 8
+"""A commit changes about so many pages of the file, and one more for each journal entry: counted in the write-ahead log."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteSettings:
+    """How the store waits: seconds for a foreign lock on the file, how commits gather; and its schema.
+
+    What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
+    """
+
+    busy_timeout_s: float = 2.0
+    commits: CommitSettings = field(default_factory=CommitSettings)
+    checkpoint_pages: int = 2000
+    schema: History = LEDGER
+
+
+class SqliteLedgerStore(GroupCommitStore):
+    """LedgerStore over one SQLite file; make it with `open`."""
+
+    def __init__(self, disk: SqliteDisk, epoch: int, settings: SqliteSettings) -> None:
+        super().__init__(disk, epoch, str(disk.path), settings.commits)
+        self._file = disk
+
+    @classmethod
+    async def open(cls, path: StorePath, now: float, settings: SqliteSettings | None = None) -> SqliteLedgerStore:
+        """Open or create the file, start a new epoch and sweep what the last one left.
+
+        Raises StateError: in use by another process, damaged, of another version, or in a folder that cannot be written.
+        """
+        settings = settings or SqliteSettings()
+        disk = SqliteDisk(Path(path), settings)
+        try:
+            epoch = await disk.open()
+            store = cls(disk, epoch, settings)
+            await store.begin(now)
+        except BaseException as error:
+            await disk.close(clean=False)  # who is told may try again at once
+            if isinstance(error, Exception):
+                raise _as_state_error(disk.path, error) from error
+            raise
+        return store
+
+    async def aclose(self) -> None:
+        """Finish what is queued, mark the file clean and close it. Safe to call twice."""
+        await self.stop()
+        await self._file.close(clean=True)
+
+
+class NotWritten(Exception):
+    """A batch may not have been written; the message says why, and what to do about it."""
+
+
+class SqliteDisk:
+    """LedgerDisk over a file. Its thread opens the file, writes batches in their order, and closes it."""
+
+    def __init__(self, path: Path, settings: SqliteSettings) -> None:
+        self.path = path
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="ledger-writer", daemon=True)
+        self._held = contextlib.ExitStack()
+        self._inode = 0
+        self._writing: sqlite3.Connection | None = None
+        self._reading: sqlite3.Connection | None = None
+        self._pages_in_log = 0
+
+    # on the loop ---------------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> int:
+        """Take the file's lock, check what is there or make it; returns the number of this process run."""
+        self._thread.start()
+        return await self._in_thread(self._open)
+
+    def rows(self) -> SqliteTables:
+        """The rows of the last commit, over a fresh connection. Raises ReadFailed."""
+        self._stop_reading()
+        try:
+            self._reading = sqlite3.connect(
+                f"file:{quote(str(self.path))}?mode=ro", timeout=self._settings.busy_timeout_s, uri=True, isolation_level=None
+            )
+            return SqliteTables(self._reading, failed=_read_failed)
+        except sqlite3.Error as error:
+            raise _read_failed(error) from error
+
+    def sync(self, batch: Batch, done: Done) -> None:
+        """Write a batch as one transaction."""
+        self._work.put(lambda: self._write_and_tell(batch, done))
+
+    async def close(self, *, clean: bool) -> None:
+        """Write what is queued, mark the file as `clean`, and give the lock back. Safe to call twice."""
+        self._stop_reading()
+        if self._thread.is_alive():
+            if clean:
+                self._work.put(self._mark_clean)
+            self._work.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                value = work()
+            except Exception as error:  # belongs to whoever awaits it
+                self._on_loop(lambda error=error: None if done.done() else done.set_exception(error))  # type: ignore[misc]
+            else:
+                self._on_loop(lambda: None if done.done() else done.set_result(value))
+
+        self._work.put(run)
+        return await done
+
+    # on the thread -------------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        with self._held:
+            while (work := self._work.get()) is not None:
+                work()
+            self._disconnect()
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(call)
+
+    def _open(self) -> int:
+        self._held.enter_context(exclusive_lock(self.path))
+        _make_private(self.path)
+        has_wal = _has_content(self.path.with_name(f"{self.path.name}-wal"))  # reading a copy leaves an empty one
+        _prepare_file(self.path, self._settings)
+        self._writing = connection = _connect(self.path, self._settings)
+        self._inode = self.path.stat().st_ino
+        file = SqliteTables(connection)
+        if file.meta("epoch") and not file.meta("stopped_cleanly"):
+            _check_integrity(connection, self.path)
+            if not has_wal:
+                _tell_of_a_copy(file, self.path)
+        return file.meta("epoch") + 1
+
+    def _write_and_tell(self, batch: Batch, done: Done) -> None:
+        error: Exception | None = None
+        try:
+            self._write(batch)
+        except (sqlite3.IntegrityError, ValueError, OverflowError) as refused:
+            error = RowsRefused(str(refused) if isinstance(refused, sqlite3.IntegrityError) else type(refused).__name__)
+        except (sqlite3.Error, OSError) as failed:
+            error = NotWritten(f"{failed} ({advice(failed)})")
+        if error is not None:
+            self._disconnect()
+        self._on_loop(lambda: done(error))
+        if error is None:
+            self._checkpoint(batch)
+
+    def _write(self, batch: Batch) -> None:
+        """One transaction of the file. Raises OSError when the file was removed or replaced."""
+        if self.path.stat().st_ino != self._inode:
+            raise OSError(f"{self.path} was replaced")
+        if self._writing is None:
+            self._writing = _connect(self.path, self._settings)
+        file = SqliteTables(self._writing)
+        self._writing.execute("BEGIN IMMEDIATE")
+        for table, rows in batch.rows.items():
+            file.put_all(table, rows)
+        file.append_all(batch.journal)
+        for name, number in batch.numbers.items():
+            file.put_meta(name, number)
+        failpoints.reach("before_commit")
+        self._writing.execute("COMMIT")
+        failpoints.reach("after_commit")
+
+    def _checkpoint(self, batch: Batch) -> None:
+        """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable.
+
+        At the start it is moved at once, so that the file alone, too, says that it is in use.
+        """
+        self._pages_in_log += PAGES_OF_COMMIT + len(batch.journal)
+        if (self._pages_in_log >= self._settings.checkpoint_pages or batch.numbers) and self._writing is not None:
+            self._pages_in_log = 0
+            with contextlib.suppress(sqlite3.Error):
+                self._writing.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _mark_clean(self) -> None:
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._write(Batch({}, (), set(), {"stopped_cleanly": 1}))
+            assert self._writing is not None
+            self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _disconnect(self) -> None:
+        if self._writing is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._writing.close()
+            self._writing = None
+
+
+def _read_failed(error: sqlite3.Error) -> ReadFailed:
+    return ReadFailed(f"{error} ({advice(error)})")
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold PATH.lock for this process. Raises StateError when another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock_path = path.with_name(path.name + ".lock")
+    _make_private(lock_path)
+    with lock_path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateError(_in_use(path, lock), hint="stop the other coordinator or choose another ledger file") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def _make_private(path: Path) -> None:
+    """Make the file if there is none, and keep it from other users (0600); SQLite gives its side files the same mode."""
+    path.touch(mode=0o600)
+    with contextlib.suppress(PermissionError):  # of another owner: that one decides
+        path.chmod(0o600)
+
+
+@contextlib.contextmanager
+def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
+    """The rows as of now, for reading, also while a coordinator writes. Raises StateError when there is no such ledger."""
+    file = Path(path)
+    if not file.is_file():
+        raise StateError(f"there is no ledger at {file}")
+    connection: sqlite3.Connection | None = None
+    try:
+        connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, isolation_level=None)
+        connection = _as_read_now(connection, file)
+        connection.execute("BEGIN")
+        yield SqliteTables(connection)
+    except sqlite3.Error as error:
+        raise cannot_open_file(file, error, reading=True) from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def copy_file(path: Path, copy: Path) -> None:
+    """The ledger as it is now in a new file, also while a coordinator writes; there whole and on the disk, or not at all.
+
+    Raises StateError: no such ledger, a file of that name, or one that cannot be written.
+    """
+    if not path.is_file():
+        raise StateError(f"there is no ledger at {path}")
+    if copy.exists():
+        raise StateError(f"{copy} exists already", hint="name a new file")
+    partial = copy.with_name(copy.name + ".part")
+    try:
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600)
+        _copy_rows(path, partial)
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.rename(copy)
+    except OSError as error:
+        raise StateError(f"{copy} cannot be written: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise StateError(f"ledger {path} cannot be copied to {copy}: {error}", hint=advice(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _copy_rows(path: Path, copy: Path) -> None:
+    """In one step, which sees one state of a ledger that goes on being written."""
+    with contextlib.ExitStack() as stack:
+        source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+        stack.callback(source.close)
+        target = sqlite3.connect(copy)
+        stack.callback(target.close)
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
+
+
+def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=settings.busy_timeout_s, isolation_level=None, cached_statements=256)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    return connection
+
+
+def _prepare_file(path: Path, settings: SqliteSettings) -> None:
+    """Make the tables in an empty file; bring those of an older version to this one, with a backup beside the file. Raises StateError.
+
+    The caller holds the file's lock, and no connection is open.
+    """
+    schema = settings.schema
+    with contextlib.closing(_connect(path, settings)) as connection:
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
+            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {LEDGER.version}; COMMIT;")
+        found = _version(connection)
+        older = found < schema.version and _is_ledger(connection)
+        _check_integrity(connection, path) if older else _require_version(connection, path, schema)
+    if not older:
+        return
+    backup = migrate_sqlite_file(path, found, schema)
+    log.warning(
+        "ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, schema.version, backup
+    )
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _is_ledger(connection: sqlite3.Connection) -> bool:
+    named = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN ('journal', 'budget', 'attempt', 'meta')"
+    return _version(connection) >= 1 and bool(connection.execute(named).fetchone()[0] == 4)
+
+
+def _require_version(connection: sqlite3.Connection, path: Path, schema: History = LEDGER) -> None:
+    found = _version(connection)
+    if found == schema.version:
+        return
+    if found < schema.version or not _is_ledger(connection):
+        raise StateError(
+            f"{path} is not a ledger of version 1 to {schema.version} (found {found})", hint="choose another ledger file"
+        )
+    known = f"newer than {schema.version}, the newest this program knows"
+    raise StateError(f"ledger {path} is of version {found}, {known}", hint="update this program or choose another ledger file")
+
+
+def _as_read_now(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """The connection itself, or for a ledger of an older version a copy in memory that was brought up to date; the file stays as it is."""
+    found = _version(connection)
+    if found >= LEDGER.version or not _is_ledger(connection):
+        _require_version(connection, path)
+        return connection
+    copy = migrated_copy(connection, found)
+    connection.close()
+    return copy
+
+
+def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
+    finding = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if finding != "ok":
+        raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _tell_of_a_copy(file: SqliteTables, path: Path) -> None:
+    """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
+    seq, _ = file.journal_head()
+    last = max((entry.at_ms for entry in file.journal_after(seq - 1)), default=0)
+    when = datetime.fromtimestamp(last / 1000, UTC).isoformat(" ", "seconds")
+    log.warning("ledger %s is a copy of one in use, or lost its -wal file: what was spent after %s is not in it", path, when)
+
+
+def _in_use(path: Path, lock: IO[str]) -> str:
+    lock.seek(0)
+    owner = lock.read(20).strip()
+    return f"ledger {path} is in use by another process" + (f" ({owner})" if owner.isdigit() else "")
+
+
+def _as_state_error(path: Path, error: Exception) -> StateError:
+    return error if isinstance(error, StateError) else cannot_open_file(path, error)

@@ -1,0 +1,124 @@
+"""The role of a ledger store: it runs the ledger's operations durably, each as one transaction.
+
+Contract (tests/contracts/test_ledger_store.py):
+- Each operation happens wholly or not at all, and is durable before its caller is told. Nothing is awaited inside.
+- committed + reserved + set_aside <= limit in every unit of every budget after every operation.
+- A cancelled caller does not undo an operation that was already queued; calling again with the same key tells what happened.
+- A store that cannot write raises CoordinatorUnavailable with reason LEDGER_UNAVAILABLE, changes nothing, and works again once it can.
+- Opening a store starts a new epoch: attempts of process runs that are gone are swept at once (`recover`). Where several processes share
+  a store, those of the living ones are left alone; a process that dies is noticed when its own lease is over, and then swept too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from coordinator.ledger.stores.changes import ChangeFeed, DeviceTask
+from coordinator.ledger.transitions import Ledger
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Operation(Generic[P, T]):
+    """A transition of `Ledger` as a method of every store. What it does, takes and raises is said there, once."""
+
+    def __init__(self, transition: Callable[Concatenate[Ledger, P], T]) -> None:
+        self.name = transition.__name__
+        self.__doc__ = transition.__doc__
+
+    @overload
+    def __get__(self, store: None, owner: type[LedgerStore]) -> Operation[P, T]: ...
+
+    @overload
+    def __get__(self, store: LedgerStore, owner: type[LedgerStore]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    def __get__(
+        self, store: LedgerStore | None, owner: type[LedgerStore]
+    ) -> Operation[P, T] | Callable[P, Coroutine[Any, Any, T]]:
+        return self if store is None else partial(store.perform, self)
+
+    def on(self, ledger: Ledger, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the transition."""
+        result: T = getattr(ledger, self.name)(*args, **kwargs)
+        return result
+
+
+class LedgerStore:
+    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`; one that wraps another, `perform`."""
+
+    feed: ChangeFeed
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """Run `work` as one durable transaction; it leaves nothing behind when it raises."""
+        raise NotImplementedError
+
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation."""
+        return await self.transact(lambda ledger: operation.on(ledger, *args, **kwargs))
+
+    def changes(self) -> AsyncIterator[DeviceTask]:
+        """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
+        as after `set_limits`; (device, "") for a device that was disabled or enabled; ("", task) and ("", "") also when a
+        limited budget of all devices for a task, or for all tasks, was used.
+
+        Starts with the first `__anext__`; ends when the store is closed. A pair that changes again before it was told is told once; one
+        may be told that did not change.
+        """
+        return self.feed.changes()
+
+    async def aclose(self) -> None:
+        """Finish what is queued and close. Safe to call twice."""
+        raise NotImplementedError
+
+    reserve = Operation(Ledger.reserve)
+    settle = Operation(Ledger.settle)
+    refund = Operation(Ledger.refund)
+    fail = Operation(Ledger.fail)
+    doubt = Operation(Ledger.doubt)
+    sweep = Operation(Ledger.sweep)
+    open_step = Operation(Ledger.open_step)
+    close_step = Operation(Ledger.close_step)
+    get_call = Operation(Ledger.get_call)
+    get_task = Operation(Ledger.get_task)
+    get_price = Operation(Ledger.get_price)
+    get_budget = Operation(Ledger.get_budget)
+    list_tasks = Operation(Ledger.list_tasks)
+    list_prices = Operation(Ledger.list_prices)
+    list_devices = Operation(Ledger.list_devices)
+    list_budgets = Operation(Ledger.list_budgets)
+    list_budgets_after = Operation(Ledger.list_budgets_after)
+    list_calls_after = Operation(Ledger.list_calls_after)
+    list_set_limits = Operation(Ledger.list_set_limits)
+    set_limits = Operation(Ledger.set_limits)
+    register_device = Operation(Ledger.register_device)
+    saw_devices = Operation(Ledger.saw_devices)
+    set_device_disabled = Operation(Ledger.set_device_disabled)
+    leave_idle_prices = Operation(Ledger.leave_idle_prices)
+    purge_results = Operation(Ledger.purge_results)
+    read_journal = Operation(Ledger.read_journal)
+
+
+class WrappedStore(LedgerStore):
+    """A store around another one, for what is done around every operation: override `perform`."""
+
+    def __init__(self, inner: LedgerStore) -> None:
+        self._inner = inner
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """The inner store's."""
+        return await self._inner.transact(work)
+
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The inner store's."""
+        return await self._inner.perform(operation, *args, **kwargs)
+
+    def changes(self) -> AsyncIterator[DeviceTask]:
+        """The inner store's."""
+        return self._inner.changes()
+
+    async def aclose(self) -> None:
+        """Close the inner store."""
+        await self._inner.aclose()

@@ -1,0 +1,388 @@
+"""The AdminService's handlers: request message -> response message. Knows what operators ask; knows nothing of sockets or gRPC contexts.
+
+Nothing here tells prompts, answers or keys. Lists are read page by page, so that a long ledger holds up no call for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from coordinator.calls.broker import Broker, progress_of
+from coordinator.calls.upstreams import Upstream, UpstreamTable
+from coordinator.config import LimitConfig
+from coordinator.control.devices import MAX_VERSION_CHARS, Device, Fleet, is_device_id
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
+from coordinator.ledger.budgets import SCOPES, BudgetBook, rows_held_to_next, settings_set
+from coordinator.ledger.journal import JournalEntry
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.verify import VerifyReport
+from coordinator.providers.provider import MAX_WORD_CHARS
+from coordinator.service.tokens import MAX_LIFE_S, Tokens
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorUnavailable, InvalidRequest
+from edge.core.periods import PERIODS
+from edge.rpc import codec
+from edge.rpc.client import CallProgress
+from edge.rpc.v1 import admin_pb2
+
+T = TypeVar("T")
+Record = TypeVar("Record", bound=Message)
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+MAX_PAGE_BYTES = 1 << 20
+MAX_SEQ = 2**53
+MAX_TOKEN_TASKS, MAX_TASK_CHARS = 256, 64
+MAX_GRACE_S = 86400.0
+JOURNAL_PAGE = 500
+FOLLOW_EVERY_S = 0.5
+MOST_UNITS = 2**62
+_STATES = {progress: state for state in CallState for progress in [progress_of(state)]}
+
+
+@dataclass(frozen=True, slots=True)
+class Administrator:
+    """Who asks."""
+
+    name: str
+
+    @property
+    def who(self) -> str:
+        """The name."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class AdminDesk:
+    """What the handlers may do beyond reading: `limits` that hold now, `set_limits(scope, changes)` durably and at every replica, `verify`
+    the ledger, `drain` within seconds (None: as configured) without waiting for the end."""
+
+    limits: Callable[[], Awaitable[BudgetBook]]
+    set_limits: Callable[[str, dict[str, Any]], Awaitable[BudgetBook]]
+    verify: Callable[[], Awaitable[VerifyReport]]
+    drain: Callable[[float | None], None]
+
+
+class AdminApi:
+    """The AdminService without its transport."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        broker: Broker,
+        fleet: Fleet,
+        upstreams: UpstreamTable,
+        desk: AdminDesk,
+        tokens: Tokens,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._broker = broker
+        self._fleet = fleet
+        self._upstreams = upstreams
+        self._desk = desk
+        self._clock = clock
+        self._tokens = tokens
+
+    async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Administrator) -> admin_pb2.ListBudgetsResponse:
+        """What was used of each budget, and the limits of each scope."""
+        size, after = _page(request, 1)
+        rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
+        book = await self._desk.limits()
+        shown = _fitting(map(_budget, rows_held_to_next(rows, book.limits, self._clock.now())))
+        token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
+        scopes = [_scope(scope, book) for scope in SCOPES]
+        return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
+
+    async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Administrator) -> admin_pb2.SetBudgetResponse:
+        """Change limits of one scope, durably, at once and at every replica."""
+        book = await self._desk.set_limits(_checked_scope(request.scope), _changes(request))
+        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, book))
+
+    async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Administrator) -> admin_pb2.ListTasksResponse:
+        """Each λ that several share, then λ, τ and next step of each device's tasks. While shared λs are left a page ends at one, under
+        the empty name, which no device has.
+        """
+        size, after = _page(request, 2)
+        prices = [] if after[0] else [row for row in await self._store.list_prices() if row.key > after[1]]
+        shared = _fitting(map(_shared, sorted(prices, key=lambda row: row.key)))
+        if len(shared) < len(prices):
+            return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
+        mine = [row for row in await self._store.list_tasks() if request.device in ("", row.device)]
+        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, _task)
+        return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
+
+    async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Administrator) -> admin_pb2.ListPricesResponse:
+        """What each upstream costs now."""
+        now = self._clock.now()
+        return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self._upstreams.all()])
+
+    async def list_upstreams(
+        self, request: admin_pb2.ListUpstreamsRequest, caller: Administrator
+    ) -> admin_pb2.ListUpstreamsResponse:
+        """The cloud LLMs and how busy they are."""
+        now = asyncio.get_running_loop().time()
+        upstreams = [_upstream(upstream, now) for upstream in self._upstreams.all()]
+        return admin_pb2.ListUpstreamsResponse(
+            upstreams=upstreams, in_flight=self._broker.in_flight, draining=not self._broker.admitting
+        )
+
+    async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Administrator) -> admin_pb2.ListDevicesResponse:
+        """The devices that ever registered."""
+        size, after = _page(request, 1)
+        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size, device_record)
+        return admin_pb2.ListDevicesResponse(devices=rows, next_page_token=token)
+
+    async def set_device_disabled(
+        self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
+    ) -> admin_pb2.SetDeviceDisabledResponse:
+        """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
+        device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
+        return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
+
+    async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Administrator) -> admin_pb2.IssueTokenResponse:
+        """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
+        device, life_s = _device_id(request.device), self._tokens.life_s
+        if request.HasField("lifetime"):
+            life_s = request.lifetime.seconds
+        if not 1 <= life_s <= MAX_LIFE_S:
+            raise InvalidRequest(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
+        if len(request.tasks) > MAX_TOKEN_TASKS or any(not 0 < len(task) <= MAX_TASK_CHARS for task in request.tasks):
+            raise InvalidRequest(f"a token names at most {MAX_TOKEN_TASKS} tasks of 1 to {MAX_TASK_CHARS} characters")
+        token = await asyncio.to_thread(self._tokens.issue, "device", device, tuple(request.tasks), life_s)
+        return admin_pb2.IssueTokenResponse(token=token, expires_ms=1000 * self._tokens.check(token).expires_at)
+
+    async def revoke_device(
+        self, request: admin_pb2.RevokeDeviceRequest, caller: Administrator
+    ) -> admin_pb2.RevokeDeviceResponse:
+        """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
+        row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
+        known = row.issued_at is not None or any(each.device_id == row.name for each in await self._fleet.devices())
+        return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
+
+    async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Administrator) -> admin_pb2.ListCallsResponse:
+        """The calls by device and key. A page of one state may be short, because only `page_size` calls are looked at."""
+        size, after = _page(request, 2)
+        wanted = codec.decode_progress(request.state)
+        if wanted is CallProgress.DROPPED:
+            raise InvalidRequest("dropped calls leave no trace in the ledger")
+        rows = await self._store.list_calls_after(after[0], after[1], size, device=request.device)
+        page = _fitting(map(_call, rows))
+        token = _token(page[-1].device, page[-1].call_key) if len(page) < len(rows) or len(rows) == size else ""
+        shown = [call for call, row in zip(page, rows, strict=False) if wanted is None or row.state is _STATES[wanted]]
+        return admin_pb2.ListCallsResponse(calls=shown, next_page_token=token)
+
+    async def read_journal(
+        self, request: admin_pb2.ReadJournalRequest, caller: Administrator
+    ) -> AsyncIterator[admin_pb2.ReadJournalResponse]:
+        """The journal's entries; with `follow` also those to come, until the coordinator drains (DRAINING)."""
+        after = request.after
+        if after > MAX_SEQ:
+            raise InvalidRequest(f"after is the number of an entry, at most {MAX_SEQ}")
+        while True:
+            last_look = not self._broker.admitting and self._broker.in_flight == 0
+            while entries := await self._store.read_journal(after, JOURNAL_PAGE):
+                for entry in entries:
+                    yield _entry(entry)
+                after = entries[-1].seq
+            if not request.follow:
+                return
+            if last_look:
+                raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+            await asyncio.sleep(FOLLOW_EVERY_S)
+
+    async def verify_ledger(
+        self, request: admin_pb2.VerifyLedgerRequest, caller: Administrator
+    ) -> admin_pb2.VerifyLedgerResponse:
+        """Prove every balance and every λ from the journal."""
+        report = await self._desk.verify()
+        return admin_pb2.VerifyLedgerResponse(**report.to_json())
+
+    async def drain(self, request: admin_pb2.DrainRequest, caller: Administrator) -> admin_pb2.DrainResponse:
+        """Begin to stop; what is under way now is told."""
+        grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
+        if grace_s is not None and not 0.0 <= grace_s <= MAX_GRACE_S:
+            raise InvalidRequest("grace cannot be negative or longer than a day")
+        running = self._broker.in_flight
+        self._desk.drain(grace_s)
+        return admin_pb2.DrainResponse(in_flight=running)
+
+
+def _page(request: Any, parts: int) -> tuple[int, tuple[str, ...]]:
+    """Entries wanted, and the key of the last one shown (empty texts at the beginning). Raises InvalidRequest."""
+    size = min(request.page_size or DEFAULT_PAGE, MAX_PAGE)
+    if not request.page_token:
+        return size, ("",) * parts
+    try:
+        after = json.loads(base64.urlsafe_b64decode(request.page_token.encode("ascii")))
+    except ValueError as error:
+        raise InvalidRequest("page_token is none of this coordinator's") from error
+    if not (isinstance(after, list) and len(after) == parts and all(isinstance(part, str) for part in after)):
+        raise InvalidRequest("page_token is none of this list's")
+    return size, tuple(after)
+
+
+def _token(*key: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key).encode("ascii")).decode("ascii")
+
+
+def _cut(
+    rows: Sequence[T],
+    key: Callable[[T], tuple[str, ...]],
+    after: tuple[str, ...],
+    size: int,
+    told: Callable[[T], Record],
+) -> tuple[list[Record], str]:
+    """The page after a key of rows sorted by it, as they are told, and the token of the next page."""
+    left = [row for row in rows if key(row) > after]
+    page = _fitting(map(told, left[:size]))
+    return page, _token(*key(left[len(page) - 1])) if len(left) > len(page) else ""
+
+
+def _fitting(records: Iterable[Record]) -> list[Record]:
+    """The first records that fit one page of MAX_PAGE_BYTES, at least one where there are any: a list must pass every message limit."""
+    page: list[Record] = []
+    size = 0
+    for record in records:
+        size += record.ByteSize()
+        if page and size > MAX_PAGE_BYTES:
+            break
+        page.append(record)
+    return page
+
+
+def _checked_scope(scope: str) -> str:
+    if scope not in SCOPES:
+        raise InvalidRequest(f"no scope is called {scope!r}; known: {', '.join(SCOPES)}")
+    return scope
+
+
+def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
+    wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
+    changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
+    if request.window:
+        if request.window not in (*PERIODS, AS_CONFIGURED):
+            raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(PERIODS)}")
+        changes["window"] = request.window
+    if not changes:
+        raise InvalidRequest("nothing to set")
+    return changes
+
+
+def _limit(change: admin_pb2.LimitChange) -> Any:
+    kind = change.WhichOneof("to")
+    if kind == "unlimited" and change.unlimited:
+        return None
+    if kind == "configured" and change.configured:
+        return AS_CONFIGURED
+    if kind != "value" or change.value > MOST_UNITS:
+        raise InvalidRequest(f"a limit is `unlimited`, `configured` or a number up to {MOST_UNITS}")
+    return change.value
+
+
+def _amount(amount: Amount) -> admin_pb2.AmountUsed:
+    return admin_pb2.AmountUsed(calls=amount.calls, tokens=amount.tokens, uusd=amount.uusd)
+
+
+def _limits(limits: Limits) -> admin_pb2.UnitLimits:
+    return admin_pb2.UnitLimits(calls=limits.calls, tokens=limits.tokens, uusd=limits.uusd)
+
+
+def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
+    limit: LimitConfig = getattr(book.limits, scope)
+    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    names = settings_set(book.rows).get(scope, ())
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits), set=names)
+
+
+def _budget(row: BudgetRow) -> admin_pb2.BudgetRecord:
+    return admin_pb2.BudgetRecord(
+        key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
+    )
+
+
+def _task(row: TaskRow) -> admin_pb2.TaskRecord:
+    return admin_pb2.TaskRecord(
+        device=row.device,
+        task=row.task,
+        dual=row.dual,
+        target_rate=row.target_rate,
+        next_step=row.next_step,
+        version=row.version,
+        charged=_amount(row.charged),
+    )
+
+
+def _shared(row: PriceRow) -> admin_pb2.SharedPriceRecord:
+    return admin_pb2.SharedPriceRecord(key=row.key, dual=row.dual, updates=row.updates)
+
+
+def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
+    price = upstream.price_at(now)
+    record = admin_pb2.PriceRecord(alias=upstream.alias, model=upstream.model, priced=price is not None)
+    if price is not None:
+        record.in_uusd_per_mtok = price.in_uusd_per_mtok
+        record.out_uusd_per_mtok = price.out_uusd_per_mtok
+    return record
+
+
+def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
+    return admin_pb2.UpstreamRecord(
+        alias=upstream.alias,
+        model=upstream.model,
+        provider=upstream.provider.name,
+        deadline_s=upstream.deadline_s,
+        max_output_tokens=upstream.max_output_tokens,
+        waiting=upstream.gate.waiting,
+        breaker=upstream.breaker.state(now_s),
+    )
+
+
+def device_record(device: Device) -> admin_pb2.DeviceRecord:
+    """A device as it is told."""
+    return admin_pb2.DeviceRecord(
+        device=device.device_id,
+        agent_version=device.agent_version[:MAX_VERSION_CHARS],
+        tasks=device.tasks,
+        first_seen_ms=round(1000 * device.first_seen),
+        last_seen_ms=round(1000 * device.last_seen),
+        disabled=device.disabled,
+    )
+
+
+def _call(row: CallRow) -> admin_pb2.CallRecord:
+    return admin_pb2.CallRecord(
+        device=row.device,
+        call_key=row.key,
+        task=row.task,
+        step=None if row.step < 0 else row.step,
+        prompt_id=row.prompt_id,
+        model=row.model,
+        help_units=row.help_units,
+        state=codec.encode_progress(progress_of(row.state)),
+        attempts=row.attempts,
+        charged=_amount(row.charged),
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        finish=row.finish[:MAX_WORD_CHARS],
+        reason=row.reason,
+        cached=row.cached,
+        updated_ms=row.updated_ms,
+    )
+
+
+def _entry(entry: JournalEntry) -> admin_pb2.ReadJournalResponse:
+    return admin_pb2.ReadJournalResponse(
+        seq=entry.seq, at_ms=entry.at_ms, kind=entry.kind, body=entry.body, previous=entry.previous, hash=entry.hash
+    )
+
+
+def _device_id(text: str) -> str:
+    if not is_device_id(text):
+        raise InvalidRequest("a device is called by 1 to 64 letters, digits, dots, dashes or underscores")
+    return text

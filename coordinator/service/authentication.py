@@ -1,0 +1,303 @@
+"""Who calls, and what the caller may do. Knows roles, credentials and the facts of a connection; knows nothing of gRPC objects.
+
+`Authenticator.authenticate(CallFacts) -> Identity` decides from the strongest thing shown:
+
+- over TLS, the client certificate's `edge://ROLE/NAME?epoch=N`, a token, or both (then they must agree); with neither the call is refused;
+- in the clear from this machine, a token if one is sent; without one a device call is trusted as the embedded coordinator needs it (the
+  device `local`, or the one named in `device-id`), and an admin call only over a Unix socket;
+- in the clear from another machine a token is always refused, because it was just shown to the network.
+
+What is in metadata beside a credential is never believed. `authorize` then holds the identity to its role's services, and
+`Identity.require_tasks` to its tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeVar
+
+from coordinator.control.devices import LOCAL_PEERS, identify
+from coordinator.service.pki import CertificateFacts, Holder, certificate_facts, parse_holder
+from coordinator.service.tokens import Claims, Tokens
+from edge.core.clock import Clock
+from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
+
+log = logging.getLogger(__name__)
+Role = Literal["device", "admin", "console", "metrics"]
+ANONYMOUS_SERVICES = frozenset({"grpc.health.v1.Health"})
+SHARED_SERVICES = frozenset(
+    {"edge.rpc.v1.CredentialService", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
+)
+SERVICES_OF_ROLE: Mapping[str, frozenset[str]] = {
+    "device": frozenset({"edge.rpc.v1.DeviceService"}),
+    "admin": frozenset({"edge.rpc.v1.AdminService"}),
+    "console": frozenset(),
+    "metrics": frozenset(),
+}
+MAX_REMEMBERED = 4096
+T = TypeVar("T")
+BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What a transport knows of a call: gRPC's notation of the peer, whether it came over TLS, and what was shown."""
+
+    peer: str
+    encrypted: bool = False
+    certificate_pem: bytes | None = field(default=None, repr=False)
+    authorization: str = field(default="", repr=False)
+    claimed_device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCertificate:
+    """A client certificate that was checked: its holder and the seconds since the epoch between which it is valid."""
+
+    holder: Holder
+    not_before: float
+    not_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls. `device` is the holder's name; `tasks` None means every task.
+
+    `claims` are its token's and `certificate` is what it showed in TLS, where it showed one; both are held to their ends.
+    """
+
+    role: Role
+    device: str
+    tasks: frozenset[str] | None = None
+    shown: Literal["local", "certificate", "token"] = "local"
+    claims: Claims | None = None
+    certificate: ShownCertificate | None = field(default=None, compare=False)
+
+    def require_tasks(self, tasks: Collection[str]) -> None:
+        """Raises PermissionDenied when one of them is not this caller's."""
+        if self.tasks is not None and (foreign := sorted(set(tasks) - self.tasks)):
+            raise PermissionDenied(
+                f"{self.role} {self.device} may not work on task {foreign[0][:64]!r}",
+                hint="its token and auth.devices of the coordinator's configuration name its tasks",
+            )
+
+
+class Grants(Protocol):
+    """Which tasks a device may work on."""
+
+    def tasks_of(self, device: str) -> frozenset[str] | None:
+        """None: every task. Raises PermissionDenied for a device that is not admitted."""
+        ...
+
+
+class FailureLimiter:
+    """Counts failed authentications of each peer; one with too many in a minute is turned away before any cryptography."""
+
+    def __init__(self, clock: Clock, max_per_min: int) -> None:
+        self._clock = clock
+        self._max = max_per_min
+        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def require_patience(self, peer: str) -> None:
+        """Raises RateLimited with the time to wait."""
+        excess = self._level(host_of(peer)) - self._max + 1.0
+        if excess > 1e-9:
+            raise RateLimited("too many failed authentications", retry_after_s=max(1.0, excess * 60.0 / self._max))
+
+    def note_failure(self, peer: str) -> bool:
+        """Count one; False when this peer has had its fill, so that its failures are not worth a line in the log."""
+        host = host_of(peer)
+        level = self._level(host)
+        self._failures[host] = (min(level + 1.0, float(self._max)), self._clock.monotonic())
+        self._failures.move_to_end(host)
+        if len(self._failures) > MAX_REMEMBERED:
+            self._failures.popitem(last=False)
+        return level < self._max
+
+    def _level(self, host: str) -> float:
+        """Failures that still count: they leak away at the allowed rate."""
+        level, at = self._failures.get(host, (0.0, 0.0))
+        return max(0.0, level - (self._clock.monotonic() - at) * self._max / 60.0)
+
+
+class Authenticator:
+    """Turns the facts of a call into an identity.
+
+    `local_role` is what an uncredentialed local caller of this listener is taken for; with `tokens_only` it asks for no certificate.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        grants: Grants,
+        limiter: FailureLimiter,
+        clock: Clock,
+        *,
+        local_role: Literal["device", "admin"] = "device",
+        tokens_only: bool = False,
+        allow_remote: bool = False,
+    ) -> None:
+        self._tokens = tokens
+        self._grants = grants
+        self._limiter = limiter
+        self._clock = clock
+        self._local_role = local_role
+        self._tokens_only = tokens_only
+        self._allow_remote = allow_remote
+        self._certificates: OrderedDict[bytes, CertificateFacts] = OrderedDict()
+        self._identities: OrderedDict[CallFacts, Identity] = OrderedDict()
+
+    def authenticate(self, facts: CallFacts) -> Identity:
+        """The caller's identity. Raises Unauthenticated, PermissionDenied, RateLimited, InvalidRequest, CoordinatorUnavailable.
+
+        Who showed the very same before is only held to time, keys and epochs again.
+        """
+        known = self._identities.get(facts)
+        if known is not None:
+            self._counting_failures(facts, lambda: self.require_current(known))
+            return known
+        identity = self._identities[facts] = self._identified(facts)
+        if len(self._identities) > MAX_REMEMBERED:
+            self._identities.popitem(last=False)
+        return identity
+
+    def _identified(self, facts: CallFacts) -> Identity:
+        token = _token_of(facts)
+        self._refuse_what_was_shown_to_the_network(facts, token)
+        if not token and facts.certificate_pem is None:
+            return self._uncredentialed(facts)
+        if token and not self._tokens.is_known(token):
+            self._limiter.require_patience(facts.peer)
+        return self._counting_failures(facts, lambda: self._credentialed(facts, token))
+
+    def _counting_failures(self, facts: CallFacts, check: Callable[[], T]) -> T:
+        try:
+            return check()
+        except Unauthenticated as error:
+            if self._limiter.note_failure(facts.peer):
+                log.warning("refused a credential from %s: %s", facts.peer, error)
+            raise
+
+    def require_current(self, identity: Identity) -> None:
+        """Hold what an identity showed to time and epoch again, as an open stream needs it; no signature is checked.
+
+        Raises Unauthenticated (cause EXPIRED or REVOKED), CoordinatorUnavailable when epochs cannot be read.
+        """
+        if identity.certificate is not None:
+            self._require_current_certificate(identity.certificate)
+        if identity.claims is not None:
+            self._tokens.require_current(identity.claims)
+
+    def renewed_token(self, identity: Identity) -> str:
+        """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local."""
+        if identity.shown == "local":
+            raise PermissionDenied(
+                "a token is renewed by who shows a valid token or certificate",
+                hint="a first one comes from: edge-coordinator token issue",
+            )
+        if identity.claims is not None:
+            return self._tokens.renew(identity.role, identity.device, identity.claims.tasks, identity.claims.begun)
+        return self._tokens.renew(identity.role, identity.device)
+
+    def _refuse_what_was_shown_to_the_network(self, facts: CallFacts, token: str) -> None:
+        if token and not facts.encrypted and not facts.peer.startswith(LOCAL_PEERS):
+            raise Unauthenticated(
+                "a token was sent unencrypted over the network, so it is refused; revoke it",
+                hint="set coordinator.tls on the device",
+            )
+
+    def _uncredentialed(self, facts: CallFacts) -> Identity:
+        if facts.encrypted:
+            raise self._nothing_shown()
+        if self._local_role == "admin":
+            if not facts.peer.startswith("unix:"):
+                raise Unauthenticated("no credential was shown", hint="use the Unix socket, or show an admin token")
+            return Identity("admin", "local")
+        return Identity("device", identify(facts.peer, facts.claimed_device, allow_remote=self._allow_remote))
+
+    def _nothing_shown(self) -> Unauthenticated:
+        """Over TLS: what the caller has to show, and where it is set."""
+        caller, section = ("administrator", "admin") if self._local_role == "admin" else ("device", "coordinator")
+        if not self._tokens_only:
+            return Unauthenticated("no credential was shown", hint=f"give the {caller} a certificate or a token file")
+        return Unauthenticated(
+            f"no credential was shown: this coordinator takes only tokens of {caller}s, and no certificates",
+            hint=f"set {section}.token_file (edge-coordinator token issue NAME --role {self._local_role} --out FILE)",
+        )
+
+    def _credentialed(self, facts: CallFacts, token: str) -> Identity:
+        certificate = self._certificate_of(facts.certificate_pem) if facts.certificate_pem is not None else None
+        holder = certificate.holder if certificate else None
+        claims = self._tokens.check(token) if token else None
+        if holder and claims and (holder.role, holder.name) != (claims.role, claims.name):
+            raise Unauthenticated("the token is for another holder than the certificate", metadata={"cause": "OTHER_HOLDER"})
+        if claims is not None:
+            return replace(self._identity_of_claims(claims), certificate=certificate)
+        assert holder is not None
+        tasks = self._grants.tasks_of(holder.name) if holder.role == "device" else None
+        return Identity("device" if holder.role == "device" else "admin", holder.name, tasks, "certificate", None, certificate)
+
+    def _identity_of_claims(self, claims: Claims) -> Identity:
+        tasks = frozenset(claims.tasks) if claims.tasks else None
+        if claims.role == "device":
+            granted = self._grants.tasks_of(claims.name)
+            tasks = granted if tasks is None else tasks if granted is None else tasks & granted
+        role: Role = claims.role  # type: ignore[assignment]
+        return Identity(role, claims.name, tasks, "token", claims)
+
+    def _certificate_of(self, pem: bytes) -> ShownCertificate:
+        """The certificate's chain was verified by TLS when the connection began; its end, holder and epoch are checked at every call."""
+        facts = self._facts_of_certificate(pem)
+        holder = parse_holder(facts.uris[0]) if len(facts.uris) == 1 else None
+        if holder is None:
+            raise Unauthenticated("the certificate names no device of this fleet", metadata={"cause": "MALFORMED"})
+        certificate = ShownCertificate(holder, facts.not_before, facts.not_after)
+        self._require_current_certificate(certificate)
+        return certificate
+
+    def _require_current_certificate(self, shown: ShownCertificate) -> None:
+        if not shown.not_before <= self._clock.now() < shown.not_after:
+            raise Unauthenticated("the certificate has expired", metadata={"cause": "EXPIRED"})
+        self._tokens.require_epoch(shown.holder.role, shown.holder.name, shown.holder.epoch)
+
+    def _facts_of_certificate(self, pem: bytes) -> CertificateFacts:
+        known = self._certificates.get(pem)
+        if known is None:
+            try:
+                known = self._certificates[pem] = certificate_facts(pem)
+            except ValueError as error:
+                raise Unauthenticated("the certificate cannot be read", metadata={"cause": "MALFORMED"}) from error
+            if len(self._certificates) > MAX_REMEMBERED:
+                self._certificates.popitem(last=False)
+        return known
+
+
+def authorize(identity: Identity, service: str) -> None:
+    """Raises PermissionDenied unless this role may use this service; what is not listed is refused."""
+    allowed = service in SERVICES_OF_ROLE[identity.role] or service in SHARED_SERVICES
+    if not allowed:
+        raise PermissionDenied(
+            f"role {identity.role} may not use {service.rpartition('.')[2]}",
+            hint="show a credential of another role (edge-coordinator token issue NAME --role ROLE)",
+        )
+
+
+def needs_identity(service: str) -> bool:
+    """False for the health check, which load balancers ask without a credential."""
+    return service not in ANONYMOUS_SERVICES
+
+
+def host_of(peer: str) -> str:
+    """The peer without its port, in gRPC's notation."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer[:64]
+
+
+def _token_of(facts: CallFacts) -> str:
+    if not facts.authorization:
+        return ""
+    if facts.authorization[: len(BEARER)].lower() != BEARER or not facts.authorization.isascii():
+        raise Unauthenticated("the authorization is no bearer token", metadata={"cause": "MALFORMED"})
+    return facts.authorization[len(BEARER) :].strip()

@@ -1,0 +1,137 @@
+"""Who watches which budget. Knows watchers and when to wake them; knows nothing of gRPC or of what a budget is made of.
+
+A change rings for the device and task it concerns, whichever replica wrote it. What concerns many devices, such as what others spend of
+a shared budget, rings for them in turn, a few at a time, and what follows while it does so rings in the next round: a fleet of ten
+thousand must not have to be told of every call of one. A watcher that is slow is rung once for many changes, and then reads the newest
+version only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from coordinator.ledger.stores.changes import DeviceTask
+from edge.core.errors import CoordinatorUnavailable
+from edge.rpc.client import BudgetSnapshot
+
+SHARED_PAUSE_S = 1.0
+RUNG_AT_ONCE = 5
+AT_ONCE_EVERY_S = 0.05
+Heard = Callable[[str], Awaitable[None]]
+
+
+class BudgetBell:
+    """Rings for watchers. What concerns many rings for RUNG_AT_ONCE devices every AT_ONCE_EVERY_S, and begins again every `shared_pause_s`
+    at most. Belongs to one event loop."""
+
+    def __init__(self, shared_pause_s: float = SHARED_PAUSE_S) -> None:
+        self._listeners: dict[str, dict[asyncio.Event, str]] = defaultdict(dict)
+        self._shared_pause_s = shared_pause_s
+        self._shared: set[str] = set()
+        self._round: set[str] = set()
+        self._in_turn: deque[str] = deque()
+        self._round_ends = 0.0
+        self._next: asyncio.TimerHandle | None = None
+        self.stopped = False
+
+    @property
+    def listeners(self) -> int:
+        """How many watch."""
+        return sum(map(len, self._listeners.values()))
+
+    @contextmanager
+    def listening(self, device: str, task: str) -> Iterator[asyncio.Event]:
+        """An event that is set at each change of this device's task, and at the stop."""
+        rung = asyncio.Event()
+        self._listeners[device][rung] = task
+        try:
+            yield rung
+        finally:
+            del self._listeners[device][rung]
+            if not self._listeners[device]:
+                del self._listeners[device]
+
+    def ring(self, device: str, task: str = "") -> None:
+        """Something changed for this device's task ("": for all of its tasks)."""
+        if device in self._listeners:
+            for rung, watched in self._listeners[device].items():
+                if task in ("", watched):
+                    rung.set()
+
+    def ring_shared(self, task: str = "") -> None:
+        """Something changed for all devices of a task ("": of any task): they are rung in turn, from now on or in the next round."""
+        self._shared.add(task)
+        if self._next is None:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._next = None
+        if not self._shared:
+            return
+        self._round, self._shared, self._in_turn = self._shared, set(), deque(self._listeners)
+        self._round_ends = asyncio.get_running_loop().time() + self._shared_pause_s
+        self._ring_some()
+
+    def _ring_some(self) -> None:
+        for _ in range(min(RUNG_AT_ONCE, len(self._in_turn))):
+            device = self._in_turn.popleft()
+            for task in sorted(self._round):
+                self.ring(device, task)
+        loop = asyncio.get_running_loop()
+        if self._in_turn:
+            self._next = loop.call_later(AT_ONCE_EVERY_S, self._ring_some)
+        else:
+            self._next = loop.call_at(max(loop.time(), self._round_ends), self._begin_round)
+
+    def ring_all(self) -> None:
+        """Something changed for everybody."""
+        for device in tuple(self._listeners):
+            self.ring(device)
+
+    def stop(self) -> None:
+        """Wake everybody for the last time: the coordinator drains."""
+        self.stopped = True
+        self.ring_all()
+
+
+async def versions(
+    bell: BudgetBell, device: str, task: str, read: Callable[[], Awaitable[BudgetSnapshot]], heartbeat_s: float
+) -> AsyncIterator[BudgetSnapshot | None]:
+    """The budget as it is, then each change, newest only; None when nothing changed for `heartbeat_s`. Raises DRAINING at the stop."""
+    last: BudgetSnapshot | None = None
+    with bell.listening(device, task) as rung:
+        while not bell.stopped:
+            rung.clear()
+            newest = await read()
+            if newest != last:
+                last = newest
+                yield newest
+            if not await _rings_within(rung, heartbeat_s):
+                yield None
+    raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+
+
+async def _rings_within(rung: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await rung.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def ring_changes(bell: BudgetBell, changes: AsyncIterator[DeviceTask], heard: Heard | None = None) -> None:
+    """Ring for what a store says has changed, whichever replica wrote it, until the store is closed.
+
+    `heard` is told of a device that was disabled or enabled, before its watchers are rung.
+    """
+    async for device, task in changes:
+        if not device:
+            bell.ring_shared(task)
+            continue
+        if not task and heard is not None:
+            await heard(device)
+        bell.ring(device, task)

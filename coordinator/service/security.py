@@ -1,0 +1,94 @@
+"""The security of a coordinator put together: tokens, TLS, and the guard of each listener. Knows the parts; decides nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from coordinator.config import AuthConfig, CoordinatorConfig, ServiceConfig
+from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from edge.core.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from coordinator.service.access import Guard
+    from coordinator.service.authentication import Authenticator, FailureLimiter
+    from coordinator.service.handshakes import Handshakes
+    from coordinator.service.tls import ServerCertificates
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSecurity:
+    """What a gRPC server needs: the guard for its interceptors, the servicer that renews tokens, and certificates where TLS is on."""
+
+    guard: Guard
+    credential_servicer: Any
+    certificates: ServerCertificates | None
+
+
+class Security:
+    """Shared by all listeners of a process. `tokens` also issues and revokes for the admin service; `handshakes` counts where TLS is on."""
+
+    def __init__(self, config: CoordinatorConfig, state_dir: Path, clock: Clock) -> None:
+        from coordinator.service.authentication import FailureLimiter
+        from coordinator.service.handshakes import Handshakes
+
+        self._config = config
+        self._clock = clock
+        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), token_terms(config.auth), clock)
+        self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
+        self.handshakes: Handshakes | None = None
+        if config.tls:
+            self.handshakes = Handshakes(clock, _longest_connection_s(config.service))
+
+    def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
+        """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
+        from coordinator.service.access import CredentialServicer, Guard
+
+        tls = self._config.tls
+        authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
+        guard = Guard(authenticator, self.handshakes, tls=tls is not None)
+        return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
+
+    def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
+        from coordinator.service.tls import ServerCertificates
+
+        if self._config.tls is None or self.handshakes is None:
+            return None
+        return ServerCertificates(self._config.tls, self._clock, self.handshakes.began, role)
+
+    def authenticator(self, local_role: Literal["device", "admin"] = "device", *, tokens_only: bool = False) -> Authenticator:
+        """Who calls one listener, which with `tokens_only` asks for no certificate; all count failures together."""
+        from coordinator.service.authentication import Authenticator
+
+        return Authenticator(
+            self.tokens,
+            self._config.auth,
+            self._limiter,
+            self._clock,
+            local_role=local_role,
+            tokens_only=tokens_only,
+            allow_remote=self._config.service.allow_insecure and local_role == "device",
+        )
+
+
+def _longest_connection_s(service: ServiceConfig) -> float:
+    """gRPC ends connections at their age give or take a tenth, and then waits for what runs on them."""
+    return 1.1 * service.connection_age_s + service.connection_grace_s
+
+
+def token_terms(auth: AuthConfig) -> TokenTerms:
+    """The configured terms of tokens."""
+    return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
+
+
+def token_store(config: CoordinatorConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:
+    """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
+    folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
+    return TokenStore(state_dir, folder, writable=keys_are_shared(config), monotonic=monotonic)
+
+
+def keys_are_shared(config: CoordinatorConfig) -> bool:
+    """Whether every coordinator that can share the ledger sees the same signing keys and epochs."""
+    return config.storage.backend != "postgres" or config.auth.folder is not None

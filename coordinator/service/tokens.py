@@ -1,0 +1,435 @@
+"""Short-lived tokens: EdDSA-signed JWTs. Knows signing keys, claims and epochs; knows nothing of gRPC, roles' rights or certificates.
+
+A token lives at most 15 minutes and names its audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
+overlap: the newest signs, older ones verify until every token they signed is over. `revoke` raises the holder's epoch, which ends all its
+tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder, or where `auth.folder` says so that several
+coordinators share them (mode 0600); they are replaced whole and synced, and a running coordinator sees a change at its next check.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coordinator.service.pki import write_private
+from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+MAX_LIFE_S = 900
+MAX_SKEW_S = 60
+MAX_TOKEN_CHARS = 4096
+MAX_REMEMBERED = 4096
+CHECK_FILES_S = 0.1
+ALGORITHM = "EdDSA"
+ISSUER = "edge-coordinator"
+ROLES = ("device", "admin", "console", "metrics")
+AUTH_FOLDER = "auth"
+PRIVATE_BYTES = 32
+SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
+ISSUE_ANEW = "issue a new one at this coordinator: edge-coordinator token issue DEVICE"
+T = TypeVar("T")
+_REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun", "jti")
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token says. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain.
+
+    `kid`: the key that signed it.
+    """
+
+    role: str
+    name: str
+    tasks: tuple[str, ...]
+    epoch: int
+    issued_at: int
+    expires_at: int
+    begun: int
+    kid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """An Ed25519 key: `private` as hex of 32 bytes, seconds since the epoch of its making, and of its end once a newer one signs."""
+
+    kid: str
+    private: str = field(repr=False)
+    made_at: int
+    ends_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRow:
+    """A holder of credentials: its epoch, and when it was last revoked and issued a first token (seconds since the epoch)."""
+
+    role: str
+    name: str
+    epoch: int = 0
+    revoked_at: int | None = None
+    issued_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTerms:
+    """How tokens are made and checked: audience, life and clock skew in seconds, and how long a chain of renewals may go on."""
+
+    audience: str = "edge-coordinator"
+    life_s: int = MAX_LIFE_S
+    skew_s: int = 30
+    renewable_s: int = 30 * 86400
+
+
+class TokenStore:
+    """Signing keys and epochs in a folder. Reading notices changes by other processes; writing holds a lock."""
+
+    def __init__(
+        self, state_dir: Path, folder: Path | None = None, *, writable: bool = True, monotonic: Callable[[], float] | None = None
+    ) -> None:
+        """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there.
+
+        With a clock (`monotonic`) the files are looked at every CHECK_FILES_S at most; what this object writes is known at once.
+        """
+        self.folder = folder or state_dir / AUTH_FOLDER
+        self._writable = writable
+        self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
+        self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
+        self._monotonic = monotonic
+        self._fresh_until: dict[str, float] = {}
+
+    def signing_keys(self) -> tuple[SigningKey, ...]:
+        """Newest first. Raises StateError when the file is damaged."""
+        rows: tuple[SigningKey, ...] = self._cached("signing_keys.json", lambda data: tuple(map(_signing_key, data)))
+        return rows
+
+    def holders(self) -> dict[tuple[str, str], HolderRow]:
+        """By role and name. Raises StateError when the file is damaged."""
+        rows: dict[tuple[str, str], HolderRow] = self._cached("holders.json", _holders)
+        return rows
+
+    def epoch_of(self, role: str, name: str) -> int:
+        """The epoch a holder's credentials must have."""
+        row = self.holders().get((role, name))
+        return row.epoch if row else 0
+
+    def look_again(self) -> None:
+        """Look at the files at the next question, whenever they were looked at last."""
+        self._fresh_until.clear()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One writer at a time over all processes, who reads what is there now. Raises CoordinatorError (KEYS_NOT_SHARED), StateError."""
+        if not self._writable:
+            raise CoordinatorError(
+                "tokens are neither issued nor revoked here: other coordinators on this ledger would not see it",
+                reason="KEYS_NOT_SHARED",
+                hint=SHARE_KEYS,
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._fresh_until.clear()
+                yield
+        except OSError as error:
+            raise StateError(f"cannot write into {self.folder}: {error.strerror}") from error
+
+    def put_keys(self, keys: Sequence[SigningKey]) -> None:
+        """Replace all signing keys; newest first."""
+        self._put("signing_keys.json", [asdict(key) for key in keys])
+
+    def put_holder(self, row: HolderRow) -> None:
+        """Write one holder."""
+        rows = {**self.holders(), (row.role, row.name): row}
+        self._put("holders.json", [asdict(rows[key]) for key in sorted(rows)])
+
+    def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
+        write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
+        self._fresh_until.clear()
+
+    def _cached(self, name: str, decode: Any) -> Any:
+        if self._monotonic is None:
+            return self._read(name, decode)
+        now = self._monotonic()
+        if now >= self._fresh_until.get(name, 0.0):
+            self._fresh_until.pop(name, None)
+            self._read(name, decode)
+            self._fresh_until[name] = now + CHECK_FILES_S
+        return self._seen[name][1]
+
+    def _read(self, name: str, decode: Any) -> Any:
+        path = self._paths[name]
+        try:
+            found = os.stat(path)  # noqa: PTH116 - at every call
+        except FileNotFoundError:
+            self._seen[name] = (None, decode([]))
+            return self._seen[name][1]
+        except OSError as error:
+            raise StateError(f"{path} cannot be read: {error.strerror}") from error
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        known = self._seen.get(name)
+        if known is None or known[0] != stamp:
+            known = self._seen[name] = (stamp, _decoded(Path(path), decode))
+        return known[1]
+
+
+def _signing_key(row: dict[str, Any]) -> SigningKey:
+    """Raises ValueError, TypeError for one that could not sign."""
+    key = SigningKey(**row)
+    if len(bytes.fromhex(key.private)) != PRIVATE_BYTES or not _are_whole(key.made_at, key.ends_at or 0):
+        raise ValueError("no signing key")
+    return key
+
+
+def _holders(data: list[dict[str, Any]]) -> dict[tuple[str, str], HolderRow]:
+    rows = [HolderRow(**row) for row in data]
+    if not _are_whole(*(each for row in rows for each in (row.epoch, row.revoked_at or 0, row.issued_at or 0))):
+        raise ValueError("no holders")
+    return {(row.role, row.name): row for row in rows}
+
+
+def _are_whole(*numbers: Any) -> bool:
+    return all(type(number) is int for number in numbers)
+
+
+def _decoded(path: Path, decode: Any) -> Any:
+    try:
+        return decode(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise StateError(f"{path} is damaged", hint="restore it, or delete the folder and issue all tokens anew") from error
+
+
+class Tokens:
+    """Issues, renews, checks and revokes. One object a process; checked tokens are remembered by digest until they end."""
+
+    def __init__(self, store: TokenStore, terms: TokenTerms, clock: Clock) -> None:
+        self._store = store
+        self._terms = terms
+        self._clock = clock
+        self._known: OrderedDict[bytes, Claims] = OrderedDict()
+
+    def issue(self, role: str, name: str, tasks: Sequence[str] = (), life_s: int | None = None) -> str:
+        """A first token for a holder; makes the first signing key where there is none. Raises UsageError, StateError."""
+        if role not in ROLES:
+            raise UsageError(f"unknown role {role!r}; known: {', '.join(ROLES)}")
+        life_s = self._terms.life_s if life_s is None else life_s
+        if not 1 <= life_s <= MAX_LIFE_S:
+            raise UsageError(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
+        now = int(self._clock.now())
+        with self._store.writing():
+            if not self._store.signing_keys():
+                self._store.put_keys([_new_key(now)])
+            row = self._store.holders().get((role, name), HolderRow(role, name))
+            self._store.put_holder(replace(row, issued_at=now))
+        return self._signed(Claims(role, name, tuple(tasks), row.epoch, now, now + life_s, now))
+
+    @property
+    def life_s(self) -> int:
+        """Seconds that a token lives unless a shorter life was asked for."""
+        return self._terms.life_s
+
+    def renew(self, role: str, name: str, tasks: Sequence[str] = (), begun: int | None = None) -> str:
+        """A fresh token for a holder that has shown a valid credential; `begun`: of its token (None: it showed a certificate)."""
+        now = int(self._clock.now())
+        begun = now if begun is None else begun
+        if now - begun > self._terms.renewable_s:
+            raise Unauthenticated("the token cannot be renewed any more", hint="issue a new one: edge-coordinator token issue")
+        if not self._store.signing_keys():
+            with self._store.writing():
+                self._store.put_keys(self._store.signing_keys() or [_new_key(now)])
+        epoch = self._store.epoch_of(role, name)
+        return self._signed(Claims(role, name, tuple(tasks), epoch, now, now + self._terms.life_s, begun))
+
+    def rotate(self, *, at_once: bool = False) -> SigningKey:
+        """A new signing key. Older ones verify until their tokens are over, or with `at_once` (a key got out) not at all any more."""
+        now = int(self._clock.now())
+        ends_at = now + MAX_LIFE_S + MAX_SKEW_S
+        with self._store.writing():
+            fresh = _new_key(now)
+            kept = [] if at_once else [each for each in self._store.signing_keys() if each.ends_at is None or each.ends_at > now]
+            self._store.put_keys([fresh, *(replace(each, ends_at=each.ends_at or ends_at) for each in kept)])
+        return fresh
+
+    def revoke(self, role: str, name: str) -> HolderRow:
+        """End all tokens and certificates of a holder; later ones are valid again."""
+        with self._store.writing():
+            row = self._store.holders().get((role, name), HolderRow(role, name))
+            row = replace(row, epoch=row.epoch + 1, revoked_at=int(self._clock.now()))
+            self._store.put_holder(row)
+        return row
+
+    def is_known(self, token: str) -> bool:
+        """Whether this very token was checked before; it still has to be checked again, but no guess gets here."""
+        return _digest(token) in self._known
+
+    def check(self, token: str) -> Claims:
+        """The claims of a valid token. Raises Unauthenticated that says why not, CoordinatorUnavailable when keys cannot be read."""
+        digest = _digest(token)
+        claims = self._known.get(digest)
+        if claims is None:
+            claims = self._signed_claims(token)
+            self._remember(digest, claims)
+        self.require_current(claims)
+        return claims
+
+    def require_current(self, claims: Claims) -> None:
+        """Hold claims that were checked before to their key, to time and to the epoch again. Raises as `check` does."""
+        now, skew_s = self._clock.now(), self._terms.skew_s
+        self._verifying_key(claims.kid, now)
+        if now >= claims.expires_at + skew_s:
+            raise _refusal("the token has expired", "EXPIRED")
+        if claims.issued_at > now + skew_s:
+            raise _refusal("the token is not valid yet: the clocks of device and coordinator differ", "NOT_YET_VALID")
+        self.require_epoch(claims.role, claims.name, claims.epoch)
+
+    def require_epoch(self, role: str, name: str, epoch: int) -> None:
+        """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
+        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
+            self._store.look_again()
+        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
+            raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
+
+    def _signed_claims(self, token: str) -> Claims:
+        if len(token) > MAX_TOKEN_CHARS:
+            raise _refusal("the token is too long", "MALFORMED")
+        key = self._verifying_key(_kid_of(token), self._clock.now())
+        return _verified(token, key, self._terms.audience)
+
+    def _verifying_key(self, kid: str, now: float) -> SigningKey:
+        """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
+        for _ in range(2):
+            key = _key_of(kid, _readable(self._store.signing_keys))
+            if key is not None and _may_verify(key, now):
+                return key
+            self._store.look_again()
+        raise _unknown_key()
+
+    def _remember(self, digest: bytes, claims: Claims) -> None:
+        self._known[digest] = claims
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+    def _signed(self, claims: Claims) -> str:
+        import jwt
+
+        signer = self._store.signing_keys()[0]
+        payload = {
+            "iss": ISSUER,
+            "aud": self._terms.audience,
+            "sub": claims.name,
+            "role": claims.role,
+            "tasks": list(claims.tasks),
+            "epoch": claims.epoch,
+            "iat": claims.issued_at,
+            "nbf": claims.issued_at,
+            "exp": claims.expires_at,
+            "begun": claims.begun,
+            "jti": secrets.token_hex(8),
+        }
+        return jwt.encode(payload, _private(signer), algorithm=ALGORITHM, headers={"kid": signer.kid})
+
+
+def _readable(read: Callable[[], T]) -> T:
+    """Keys and epochs that cannot be read are no reason to refuse for good. Raises CoordinatorUnavailable for StateError."""
+    try:
+        return read()
+    except StateError as error:
+        raise CoordinatorUnavailable(
+            "credentials cannot be checked now", reason="LEDGER_UNAVAILABLE", retry_after_s=2.0
+        ) from error
+
+
+def _unknown_key() -> Unauthenticated:
+    return _refusal("the token is signed with an unknown key", "UNKNOWN_KEY", hint=ISSUE_ANEW)
+
+
+def _verified(token: str, key: SigningKey, audience: str) -> Claims:
+    """The claims of a token with a good signature, issuer, audience and shape; times are not compared with now."""
+    import jwt
+
+    options: Any = {"require": list(_REQUIRED), "strict_aud": True}
+    options |= dict.fromkeys(("verify_exp", "verify_nbf", "verify_iat"), False)
+    try:
+        data = jwt.decode(
+            token,
+            _public(key),
+            algorithms=[ALGORITHM],
+            audience=audience,
+            issuer=ISSUER,
+            options=options,
+        )
+    except jwt.InvalidAudienceError as error:
+        raise _refusal("the token is for another audience", "AUDIENCE") from error
+    except jwt.PyJWTError as error:
+        raise _refusal("the token does not verify", "SIGNATURE") from error
+    return _claims(data, key.kid)
+
+
+def _claims(data: dict[str, Any], kid: str) -> Claims:
+    numbers = [data[name] for name in ("epoch", "iat", "nbf", "exp", "begun")]
+    tasks = data.get("tasks", [])
+    texts_fit = isinstance(tasks, list) and all(isinstance(each, str) for each in (data["sub"], data["role"], *tasks))
+    if not texts_fit or any(type(number) is not int for number in numbers) or data["role"] not in ROLES:
+        raise _refusal("the token's claims are malformed", "MALFORMED")
+    epoch, issued_at, not_before, expires_at, begun = numbers
+    if not 0 < expires_at - issued_at <= MAX_LIFE_S:
+        raise _refusal("the token lives too long", "MALFORMED")
+    return Claims(data["role"], data["sub"], tuple(tasks), epoch, max(issued_at, not_before), expires_at, begun, kid)
+
+
+def _kid_of(token: str) -> str:
+    import jwt
+
+    try:
+        header = jwt.get_unverified_header(token)
+    except jwt.PyJWTError as error:
+        raise _refusal("the token is malformed", "MALFORMED") from error
+    if header.get("alg") != ALGORITHM:
+        raise _refusal("the token is not signed as it must be", "ALGORITHM")
+    return str(header.get("kid", ""))
+
+
+def _key_of(kid: str, keys: Sequence[SigningKey]) -> SigningKey | None:
+    return next((key for key in keys if key.kid == kid), None)
+
+
+def _may_verify(key: SigningKey | None, now: float) -> bool:
+    return key is not None and (key.ends_at is None or now < key.ends_at)
+
+
+def _digest(token: str) -> bytes:
+    """Tokens are looked up by digest, so that no comparison's time tells anything of a token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _new_key(now: int) -> SigningKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    kid = hashlib.sha256(private.public_key().public_bytes_raw()).hexdigest()[:16]
+    return SigningKey(kid, private.private_bytes_raw().hex(), now)
+
+
+def _private(key: SigningKey) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key.private))
+
+
+def _public(key: SigningKey) -> Ed25519PublicKey:
+    return _private(key).public_key()
+
+
+def _refusal(message: str, cause: str, hint: str = "") -> Unauthenticated:
+    return Unauthenticated(message, hint=hint, metadata={"cause": cause})
