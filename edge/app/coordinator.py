@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.app.settings import configured_limits
+from edge.app.settings import configured_limits, switched_off
 from edge.config.schema import AgentConfig
+from edge.config.secret_refs import SecretRef, parse_secret_ref
+from edge.core.errors import ConfigError
 from edge.core.events import EventSink
 
 if TYPE_CHECKING:
@@ -61,9 +64,13 @@ def build_credentials(config: AgentConfig) -> ClientCredentials:
 
 def build_embedded(config: AgentConfig, state: StateFolder, sink: EventSink, clock: Clock) -> EmbeddedCoordinator | None:
     """The coordinator this agent starts for itself, with the limits that were set over the configuration's; None when it has an address
-    to go to."""
+    to go to. Raises ConfigError for a cloud LLM's key that is not there: the child would end at each start."""
     if config.coordinator.address is not None:
         return None
+    upstream = config.coordinator.embedded
+    key = SecretRef(env=upstream.api_key_env) if upstream.api_key_env else upstream.api_key and parse_secret_ref(upstream.api_key)
+    if key and key.env and not os.environ.get(key.env) and not switched_off(config):
+        raise ConfigError(f"the environment variable {key.env} is not set", hint="set it to the cloud LLM's API key")
     from edge.budget.limits import limits_of
     from edge.cloud.embedded import EmbeddedCoordinator, embedded_settings
     from edge.rpc.health import is_serving

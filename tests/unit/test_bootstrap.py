@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from edge.app import build_agent, build_verifier, model_file
+from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
-from edge.core.errors import ModelFileError, UsageError
+from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.core.events import FanOutSink
 from edge.core.types import AnswerKind, TaskItem
 
@@ -30,6 +31,15 @@ def test_learning_uses_the_configured_sandbox(tmp_path: Path) -> None:
     agent = build_agent(AgentConfig(state_folder=str(tmp_path), mode="local-only", programs=ABSENT), FanOutSink([]))
     with pytest.raises(UsageError, match="sandbox"):
         agent.components.verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
+
+
+@pytest.mark.parametrize("key", ["api_key_env=NOT_SET_HERE", "api_key=env:NOT_SET_HERE"])
+def test_a_key_that_is_not_set_is_said_before_anything_starts_where_a_cloud_may_be_asked(tmp_path: Path, key: str) -> None:
+    cloud = ["upstream=openai_compatible", "base_url=https://example.org/v1", "model=m", key]
+    sets = [f"state_folder={tmp_path}", *(f"coordinator.embedded.{setting}" for setting in cloud)]
+    with pytest.raises(ConfigError, match="NOT_SET_HERE is not set"):
+        build_agent(resolve_agent_config(sets=sets).config, FanOutSink([]))
+    build_agent(resolve_agent_config(sets=[*sets, "mode=local-only"]).config, FanOutSink([])).components.state.close()
 
 
 @pytest.mark.parametrize(("match", "right"), [("exact", False), ("equivalent", True)])
