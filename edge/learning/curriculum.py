@@ -92,9 +92,7 @@ class Curriculum:
         phase_parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
         self._parts = [[part for part in parts if part.share] for parts in phase_parts]
         self._named = {part.name: part for parts in reversed(phase_parts) for part in reversed(parts)}
-        self._held_out_beside = {
-            part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts
-        }
+        self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
         self._state = state
         self._seed = seed
         self._prompts = prompts_per_step

@@ -91,8 +91,12 @@ def test_a_dial_that_was_set_on_an_older_label_is_that_of_ones_questions(
             assert dials.of("group1").own is ("group1" in own), "those of the older labels stay"
 
 
-@pytest.mark.parametrize(("learned", "answered", "adopted"), [("group1", "", ""), ("", "", ""), ("", "math", ""), ("", "letters", "letters")])
-def test_a_dial_of_a_label_that_was_never_peoples_is_not_adopted(tmp_path: Path, learned: str, answered: str, adopted: str) -> None:
+@pytest.mark.parametrize(
+    ("learned", "answered", "adopted"), [("group1", "", ""), ("", "", ""), ("", "math", ""), ("", "letters", "letters")]
+)
+def test_a_dial_of_a_label_that_was_never_peoples_is_not_adopted(
+    tmp_path: Path, learned: str, answered: str, adopted: str
+) -> None:
     with StateFolder(tmp_path / "state") as state:
         if learned:
             state.note_terms(Terms(learned, 0.3, 0.5, 1))

@@ -62,7 +62,14 @@ def test_a_period_that_ended_since_the_report_has_begun_anew() -> None:
 
 
 def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100, **more: object) -> None:
-    record = {"prompt": "x", "question_chars": chars, "charged_uusd": charged, "cloud_tokens": charged // 2, "might_ask": True, **more}
+    record = {
+        "prompt": "x",
+        "question_chars": chars,
+        "charged_uusd": charged,
+        "cloud_tokens": charged // 2,
+        "might_ask": True,
+        **more,
+    }
     with state.database as database:
         database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"{at}-{chars}", at, json.dumps(record)))
 
