@@ -85,7 +85,8 @@ class Judgement:
 class PromotionGate:
     """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
-    `anchors_of` a phase's source, with those of what is only held out beside it, never change. `own_anchors` of one's own use do; None: the source is none, or is gone.
+    `anchors_of` a phase's source, with those of what is only held out beside it, never change. `own_anchors` of one's own use do; None:
+    the source is none, or is gone.
     """
 
     rules: GateRules
