@@ -332,7 +332,7 @@ def _adopt_older_dial(state: StateFolder) -> None:
     """Once in a folder: the dial of questions without a label, which had the label that was being learned before they had one of their own.
 
     Of the labels that were learned it is the one that was set for the label of the last answer, else the one that was set last, else the
-    last answer's as it is. Where nothing was learned, only the last answer's: a dial that was set for another label by name was not people's.
+    last answer's as it is. Where nothing was learned, only the last answer's: one that was set for another label was not people's.
     """
     if state.meta(_ADOPTED) is not None:
         return
