@@ -159,10 +159,14 @@ class DailyBudget(UnconfirmedCalls):
             )
 
     def _price_is_known(self) -> bool:
-        """One call at a time until one was paid, where money or tokens are limited."""
-        limits = self.limits
-        limited = limits.spend_uusd is not None or limits.tokens is not None
-        return not limited or not self._under_way or self._maximum_cost("spend_uusd") > 0
+        """One call at a time until one has shown what it costs in each unit that is limited."""
+        if not self._under_way:
+            return True
+        limited: dict[Literal["spend_uusd", "tokens"], int | None] = {
+            "spend_uusd": self.limits.spend_uusd,
+            "tokens": self.limits.tokens,
+        }
+        return all(limit is None or self._maximum_cost(unit) > 0 for unit, limit in limited.items())
 
     def _is_counted(self, call: CloudCall) -> bool:
         row = self._state.database.execute("SELECT 1 FROM learning_spend WHERE call_key = ?", (call.call_key,)).fetchone()

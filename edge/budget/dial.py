@@ -331,14 +331,16 @@ _ADOPTED = "dial_of_own_label"
 def _adopt_older_dial(state: StateFolder) -> None:
     """Once in a folder: the dial of questions without a label, which had the label that was being learned before they had one of their own.
 
-    It is the one that was set for the label of the last answer, else the one that was set last, else the last answer's as it is.
+    Of the labels that were learned it is the one that was set for the label of the last answer, else the one that was set last, else the
+    last answer's as it is. Where nothing was learned, only the last answer's: one that was set for another label was not people's.
     """
     if state.meta(_ADOPTED) is not None:
         return
     learned = {str(task) for (task,) in state.rows("SELECT task FROM terms")}
+    answered = [str(record.get("task")) for record in state.requests(WINDOW)]
     rows = [(str(task), str(dial)) for task, dial in state.rows("SELECT task, dial FROM dials")]
-    older = {task: dial for task, dial in rows if task in learned} or dict(rows)
-    last = next((str(record.get("task")) for record in state.requests(WINDOW) if record.get("task") in older), "")
+    older = {task: dial for task, dial in rows if task in (learned or answered[:1])}
+    last = next((task for task in answered if task in older), "")
     chosen = [task for task, dial in older.items() if json.loads(dial)["own"]]
     chosen.sort(key=lambda task: (task == last, json.loads(older[task])["set_at"] or 0.0))
     name = chosen[-1] if chosen else last

@@ -124,11 +124,8 @@ class Pace:
     def call_cost(self, until: float = math.inf) -> CallCost | None:
         """What a call costs by its question's length, from the last calls up to a time; None before the first one that cost anything."""
         until = min(until, self.clock.now())
-        rows = [
-            row for query in (_CALLS_OF_ANSWERS, _CALLS_OF_LEARNING) for row in self.state.rows(query, (until - _CALLS_S, until))
-        ]
-        last = sorted(rows, reverse=True)[:_CALLS]
-        return fitted_call_cost([(int(chars or 0), self._of(tokens, spend)) for _, chars, tokens, spend in last])
+        last = sorted(self.state.rows(_CALLS_BY_COST[self.unit], (until - _CALLS_S, until)), reverse=True)[:_CALLS]
+        return fitted_call_cost([(int(chars or 0), int(cost)) for _, chars, cost in last])
 
     def _of(self, tokens: int, spend_uusd: int) -> int:
         return tokens if self.unit == "tokens" else spend_uusd
@@ -158,11 +155,24 @@ FROM requests WHERE created_at >= ? AND coalesce(json_extract(record, '$.might_a
 _LEARNING_BY_HOUR = """
 SELECT CAST(at / 3600 AS INTEGER), sum(tokens), sum(spend_uusd) FROM learning_spend WHERE at >= ? GROUP BY 1
 """
-_CALLS_OF_ANSWERS = """
-SELECT created_at, coalesce(nullif(json_extract(record, '$.question_chars'), 0), length(json_extract(record, '$.prompt'))),
-    json_extract(record, '$.cloud_tokens'), json_extract(record, '$.charged_uusd')
-FROM requests WHERE created_at BETWEEN ? AND ? AND json_extract(record, '$.charged_uusd') > 0 ORDER BY created_at DESC LIMIT 200
-"""
-_CALLS_OF_LEARNING = """
-SELECT at, chars, tokens, spend_uusd FROM learning_spend WHERE at BETWEEN ? AND ? AND spend_uusd > 0 ORDER BY at DESC LIMIT 200
-"""
+
+
+def _calls_by_cost(answers: str, learning: str) -> str:
+    """The last calls of answers and of learning that cost anything in one unit: when, the question's characters, the cost. A cached
+    answer was paid for before."""
+    return f"""
+SELECT * FROM (
+    SELECT created_at, coalesce(nullif(json_extract(record, '$.question_chars'), 0), length(json_extract(record, '$.prompt'))),
+        json_extract(record, '$.{answers}') AS cost
+    FROM requests WHERE created_at BETWEEN ?1 AND ?2 AND cost > 0 AND NOT coalesce(json_extract(record, '$.cached'), 0)
+    ORDER BY created_at DESC LIMIT {_CALLS}
+) UNION ALL SELECT * FROM (
+    SELECT at, chars, {learning} AS cost FROM learning_spend WHERE at BETWEEN ?1 AND ?2 AND cost > 0 ORDER BY at DESC LIMIT {_CALLS}
+)
+"""  # noqa: S608 - of constants
+
+
+_CALLS_BY_COST: dict[Unit, str] = {
+    "tokens": _calls_by_cost("cloud_tokens", "tokens"),
+    "spend": _calls_by_cost("charged_uusd", "spend_uusd"),
+}

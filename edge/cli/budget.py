@@ -32,7 +32,8 @@ def budget_show(settings: Settings, json: Json = False) -> None:
 @takes("coordinator state")
 def budget_set(
     rate: Annotated[
-        str, Argument(help="Share of questions that may ask, as 15% or 0.15; off: the model decides.", metavar="RATE")
+        list[str],
+        Argument(help="Share of questions that may ask, as 15%, 15 % or 0.15; off: the model decides.", metavar="RATE"),
     ],
     task: Annotated[str | None, Option("--task", help="Of this task alone (default: of every one).", metavar="LABEL")] = None,
     *,
@@ -40,7 +41,7 @@ def budget_set(
     json: Json = False,
 ) -> None:
     """Turn the dial: how many of the next questions may ask the cloud. No retraining; kept over restarts."""
-    target, label = rate_or_off(rate), task_label(task)
+    target, label = rate_or_off(" ".join(rate)), task_label(task)
     config = settings.config()
     known = known_labels(ask_agent(config, lambda agent: agent.budget())) if label else []
     budgets = ask_agent(config, lambda agent: agent.set_dial(label, target))

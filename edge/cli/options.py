@@ -73,12 +73,17 @@ def id_of(given: str) -> str:
     return bare
 
 
-def rate_or_off(text: str) -> float | None:
-    """`15%`, `15 %` and `0.15` are 0.15, `off` is None. Raises UsageError for anything else."""
+def rate_given(text: str, hint: str = "") -> float:
+    """`15%`, `15 %` and `0.15` are 0.15. Raises UsageError for anything else."""
     try:
-        return None if text.strip().lower() == "off" else rate_of(text)
+        return rate_of(text)
     except ValueError as error:
-        raise UsageError(f"a rate {error}", hint="off lets the model decide") from error
+        raise UsageError(f"a rate {error}", hint=hint) from error
+
+
+def rate_or_off(text: str) -> float | None:
+    """Likewise, and `off` is None."""
+    return None if text.strip().lower() == "off" else rate_given(text, "off lets the model decide")
 
 
 def mode_of(mode: str | None, *, local_only: bool, cloud: bool) -> str | None:

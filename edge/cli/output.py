@@ -107,7 +107,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "decision": record.get("decision"),
         "help log-odds": number("help_log_odds", "no decision was reached"),
         "price λ": number("dual", "not known"),
-        "calls left": number("calls_left", "no limit known"),
+        "calls left": number("calls_left", "no limit"),
         "ledger": ledger,
         "quota then": (record.get("quota") or {}).get("line"),
         "charged": money(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),

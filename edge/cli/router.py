@@ -11,7 +11,7 @@ from typer import Argument, Option, Typer
 
 from edge.cli import completion
 from edge.cli.evaluate import adapter_folders, sources_of
-from edge.cli.options import Force, Json
+from edge.cli.options import Force, Json, rate_given
 from edge.cli.output import print_line, print_result
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
@@ -36,9 +36,7 @@ def router_train(
         ),
     ] = None,
     limit: Annotated[int, Option("--limit", min=8, max=MOST_ITEMS, help="Training items of each source.", metavar="N")] = 400,
-    rate: Annotated[
-        float, Option("--rate", min=0.0, max=1.0, help="The largest share that is handed over.", metavar="TAU")
-    ] = 0.3,
+    rate: Annotated[str, Option("--rate", help="The largest share that is handed over, as 30% or 0.3.", metavar="TAU")] = "30%",
     adapter: Annotated[str, Option("--adapter", help="serving, latest, none or an adapter folder.", metavar="A")] = "serving",
     force: Force = False,
     *,
@@ -54,17 +52,17 @@ def router_train(
         raise UsageError(f"{shown(str(out))}: no file can be written there", hint="name a file in an existing folder")
     if out.exists() and not force:
         raise UsageError(f"{shown(str(out))}: exists already", hint="give another name, or --force to replace it")
-    config = settings.config()
+    share, config = rate_given(rate), settings.config()
     plan = EvalPlan(sources_of(tasks, config), limit, adapters=adapter_folders(adapter, config), cloud="none")
     with open_console(SystemClock(), quiet=json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
-        quality = asyncio.run(train_router(config, console.sink, plan, rate, out))
+        quality = asyncio.run(train_router(config, console.sink, plan, share, out))
     auc = "unknown" if quality.auc is None else f"{quality.auc:.2f}"
     lines = [
         f"{out}: fitted to {counted(quality.fitted, 'answer')}, measured on {quality.held_out} others",
         f"the local model alone is right on {percent(1 - quality.failed)}; the router hands over {percent(quality.asked)} "
         f"and is right on {percent(quality.kept_accuracy)} of what it keeps (AUC {auc})",
     ]
-    print_result({"out": str(out), "rate": rate, **asdict(quality)}, lines, as_json=json)
+    print_result({"out": str(out), "rate": share, **asdict(quality)}, lines, as_json=json)
     if not json:
         print_line(f"use it with --set routing.policy=router --set routing.router={out}")

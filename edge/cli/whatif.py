@@ -17,7 +17,7 @@ from edge.core.formatting import money, percent
 
 @takes("state")
 def command(
-    share: Annotated[str | None, Argument(help="The share to look at, as 10% or 0.1.", metavar="RATE")] = None,
+    share: Annotated[list[str] | None, Argument(help="The share to look at, as 10%, 10 % or 0.1.", metavar="RATE")] = None,
     rate: Annotated[str | None, Option("--target-rate", help="The same.", metavar="RATE")] = None,
     sweep: Annotated[bool, Option("--sweep", help="A table over several rates.")] = False,
     task: Annotated[str | None, Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,
@@ -29,9 +29,9 @@ def command(
     """Replay recorded answers (20 at least) at another rate: calls, spend, how good, how fast. Nothing is changed or asked."""
     from edge.budget.whatif import SWEEP
 
-    if share is not None and rate is not None:
+    if share and rate is not None:
         raise UsageError("two rates", hint="give one, or --sweep for several")
-    given = share if rate is None else rate
+    given = " ".join(share) if share else rate
     one = None if given is None else rate_or_off(given)
     rates = sorted({*([] if one is None else [one]), *(SWEEP if sweep else [])})
     if not rates:

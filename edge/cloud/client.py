@@ -238,6 +238,10 @@ class CoordinatorProcess(Protocol):
         """Hold this device to other limits from now on, as the coordinator's configuration has those of a scope."""
         ...
 
+    async def take_up(self) -> None:
+        """Have one that was starting when the limits were set take them up, where it serves by now."""
+        ...
+
     async def aclose(self) -> None:
         """Stop it."""
         ...
@@ -310,6 +314,7 @@ class CoordinatorLink:
         if not self.begun:
             return
         for _ in range(_LIMIT_TRIES):
+            await self._process.take_up()
             with suppress(CoordinatorUnavailable):
                 if _reports(await self.budget(), limits):
                     return

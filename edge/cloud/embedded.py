@@ -119,6 +119,7 @@ class EmbeddedCoordinator:
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
         self._crash = ""
+        self._signalled: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -158,11 +159,19 @@ class EmbeddedCoordinator:
         """Hold the device to other limits, as `budgets.device` of the coordinator's configuration has them: a child that runs reads its
         configuration again, one that is started later begins with it."""
         self._settings = {**self._settings, "budgets": {"device": dict(limits)}}
+        self._signalled = None
         if self._watching is not None:  # also for a child that is just being started again
             self._write_config()
-        if self.pid is not None:
+        await self.take_up()
+
+    async def take_up(self) -> None:
+        """Have a child that serves read again what was written last, once. One that does not serve yet would end at the signal, and may
+        have read the file before it was written: a later call signals it."""
+        pid = self.pid
+        if pid is not None and pid != self._signalled and await self._probe() and pid == self.pid:
+            self._signalled = pid
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGHUP)
+                os.kill(pid, signal.SIGHUP)
 
     @property
     def log_file(self) -> Path:

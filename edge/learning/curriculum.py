@@ -57,9 +57,9 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a phase learns under one label: a whole source, or the questions of one label in a file that has several.
+    """What a phase has under one label: a whole source, or the questions of one label in a file that has several.
 
-    `share` of the phase's steps is this part's.
+    `share` of the phase's steps is this part's: 0 where all questions of the label are held out.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Curriculum:
     """Phases over task sources, continued where the state folder stands.
 
     A file with several labels is learned label by label: each step is about one, with its own λ, and their turns are as many as they have
-    questions. Their sources are called FILE#LABEL.
+    questions. Their sources are called FILE#LABEL. A label whose questions are all held out is examined with the others.
     """
 
     def __init__(
@@ -89,8 +89,10 @@ class Curriculum:
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
         opened = {phase.source: open_source(phase.source) for phase in phases}
-        self._parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
-        self._sources = {part.name: part.source for parts in self._parts for part in parts}
+        phase_parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
+        self._parts = [[part for part in parts if part.share] for parts in phase_parts]
+        self._named = {part.name: part for parts in reversed(phase_parts) for part in reversed(parts)}
+        self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
         self._state = state
         self._seed = seed
         self._prompts = prompts_per_step
@@ -114,8 +116,7 @@ class Curriculum:
 
     def held_out(self, limit: int) -> list[HeldOut]:
         """At most `limit` held-out items of each phase's source (of each label of one that has several), each source once."""
-        tasks = {part.name: part.task for parts in reversed(self._parts) for part in parts}
-        return [HeldOut(name, tasks[name], tuple(source.test(limit))) for name, source in self._sources.items()]
+        return [HeldOut(name, part.task, tuple(part.source.test(limit))) for name, part in self._named.items()]
 
     def adopt(self) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
@@ -180,15 +181,19 @@ class Curriculum:
             demonstrates=self._demonstrates(phase.source),
         )
 
-    def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...]:
-        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items.
+    def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:
+        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items; likewise
+        for each label of its file that is only held out.
 
-        () for a source that no phase has any more.
+        {} for a source that no phase has any more.
         """
-        if source not in self._sources:
-            return ()
-        held_out = tuple(self._sources[source].test(limit))
-        return held_out or tuple(itertools.islice(self._sources[source].train(self._seed, 0), limit))
+        if source not in self._named:
+            return {}
+        parts = dict.fromkeys([self._named[source], *self._held_out_beside[source]])
+        return {part.name: self._anchors_of(part.source, limit) for part in parts}
+
+    def _anchors_of(self, source: TaskSource, limit: int) -> tuple[TaskItem, ...]:
+        return tuple(source.test(limit)) or tuple(itertools.islice(source.train(self._seed, 0), limit))
 
     def _current(self, position: Position) -> Position:
         """The position with finished phases left behind."""
@@ -203,7 +208,7 @@ class Curriculum:
         """The next items of a source from `cursor`; a stream that stands there is continued, else it is opened there."""
         stands_at, stream = self._streams.get(source, (-1, iter(())))
         if stands_at != cursor:
-            stream = self._sources[source].train(self._seed, cursor)
+            stream = self._named[source].source.train(self._seed, cursor)
         items = tuple(itertools.islice(stream, self._prompts))
         if len(items) < self._prompts:
             raise TaskFileError(f"{source}: the training stream ended after {counted(cursor + len(items), 'item')}")
@@ -214,8 +219,8 @@ class Curriculum:
 def _parts(phase: PhaseConfig, source: TaskSource, seed: int) -> list[_Part]:
     """The parts of a phase by label; one where the configuration names a label for all of it. Raises TaskFileError."""
     labels = source.by_label() if isinstance(source, ListedItems) and phase.task is None else {}
-    if len(labels) > 1:
-        whole = sum(len(items.train_items) for items in labels.values())
+    whole = sum(len(items.train_items) for items in labels.values())
+    if len(labels) > 1 and whole:
         return [_Part(f"{phase.source}#{label}", label, items, len(items.train_items) / whole) for label, items in labels.items()]
     first = None if phase.task else next(iter(source.train(seed, 0)), None)
     if phase.task is None and first is None:

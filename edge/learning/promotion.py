@@ -85,11 +85,12 @@ class Judgement:
 class PromotionGate:
     """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
-    `anchors_of` a phase's source never change. `own_anchors` of one's own use do; None: the source is none, or is gone.
+    `anchors_of` a phase's source, with those of what is only held out beside it, never change. `own_anchors` of one's own use do; None:
+    the source is none, or is gone.
     """
 
     rules: GateRules
-    anchors_of: Callable[[str, int], tuple[TaskItem, ...]]
+    anchors_of: Callable[[str, int], Mapping[str, tuple[TaskItem, ...]]]
     exam: Exam
     state: StateFolder
     checkpoints: Checkpoints
@@ -138,8 +139,10 @@ class PromotionGate:
         for source in dict.fromkeys((*anchors, *sources)):
             if (fresh := self.own_anchors(source, limit)) is not None:
                 anchors[source] = fresh
-            elif source not in anchors and (some := self.anchors_of(source, limit)):
-                anchors[source] = some
+            else:
+                for name, some in self.anchors_of(source, limit).items():
+                    if some:
+                        anchors.setdefault(name, some)
         newest = dict(list(anchors.items())[-_MOST_SOURCES:])
         wanted = {one.key for own in candidates_by_source(newest).values() for one in own}
         right = {key: right for key, right in memory.right.items() if key in wanted}

@@ -66,11 +66,12 @@ def _plain_number(value: Any) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """Text is read as people write rates, also in a list."""
+    """Text is read as people write rates, also in a list; of a number above 1 it is said what may be meant."""
     if isinstance(value, list):
         return [_as_written(one) for one in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        return rate_of(value) if isinstance(value, str) else value
+        return rate_of(value) if isinstance(value, str) or (is_number and value > 1) else value
     except ValueError as error:
         raise field_error("", str(error)) from error
 

@@ -54,9 +54,9 @@ class ListedItems:
         return self.test_items[:limit]
 
     def by_label(self) -> dict[str, ListedItems]:
-        """The items of each task label that has any to learn from, by label."""
-        labels = sorted({item.task for item in self.train_items})
+        """The items of each task label, by label; one may have none to learn from."""
         everything = (*self.train_items, *self.test_items)
+        labels = sorted({item.task for item in everything})
         return {
             label: ListedItems(
                 [item for item in everything if item.task == label], name=self.name, order_name=self._order_name, hint=self._hint

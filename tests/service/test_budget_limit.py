@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from edge.app import build_agent
 from edge.cli import main
+from edge.cloud.embedded import EmbeddedCoordinator
 from edge.config.schema import AgentConfig
 from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.serve.running_agent import RunningAgent
 from edge.state.answer_record import AnswerRequest
+from edge.state.events import Notice
 
 
 def config_of(folder: Path) -> AgentConfig:
@@ -45,6 +50,24 @@ async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Pa
             await agent.answerer.answer(question(3))
         assert (await RunningAgent(agent).set_limits(None))["limits"]["words"] == "no limit"
         assert (await agent.answerer.answer(question(4))).source == "cloud"
+
+
+async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no_child(tmp_path: Path) -> None:
+    sink, setting = MemorySink(), list[asyncio.Task[object]]()
+    async with build_agent(config_of(tmp_path / "state"), sink) as agent:
+        control, child = RunningAgent(agent), agent.components.coordinator
+        assert isinstance(child, EmbeddedCoordinator)
+        assert (await agent.answerer.answer(question(1))).source == "cloud"
+        os.kill(child.pid or 0, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            for _ in range(40):  # all while it starts
+                setting.append(asyncio.create_task(control.set_limits({"calls_limit": 7})))
+                await asyncio.sleep(0.05)
+            await asyncio.gather(*setting, return_exceptions=True)
+            await control.set_limits({"calls_limit": 7})
+        assert (await agent.link.budget("chat")).calls_limit == 7
+    ended = [event.text for event in sink.events if isinstance(event, Notice) and "starting it again" in event.text]
+    assert len(ended) == 1 and "SIGKILL" in ended[0]
 
 
 def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -314,7 +314,7 @@ async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_i
         "1.25 log-odds",
         "Price λ 0.500",
         "Tokens left 9,000",
-        "Spend left no limit known",
+        "Spend left no limit",
         "Reported by the coordinator, just now",
         "Charged 0.000099 USD",
         "Cloud tokens 20",

@@ -60,6 +60,40 @@ async def test_a_child_that_dies_is_started_again_and_said(tmp_path: Path) -> No
     assert any("ended (SIGKILL)" in event.text for event in sink.events if isinstance(event, Notice))
 
 
+STARTS_SLOWLY = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--state") + 1])
+(folder / "born").touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+signal.signal(signal.SIGHUP, lambda *_: (folder / "read").open("a").write("again "))
+(folder / "up").touch()
+while True:
+    signal.pause()
+"""
+
+
+async def test_a_child_that_is_starting_is_signalled_only_once_it_serves(tmp_path: Path) -> None:
+    folder, sink = tmp_path / "c", MemorySink()
+    child = child_of(folder, STARTS_SLOWLY, sink)
+    starting = asyncio.create_task(child.start())
+    async with asyncio.timeout(60):
+        while not (folder / "born").exists():
+            await asyncio.sleep(0.01)
+        await child.hold_to({"calls_limit": 3})
+        (folder / "go").touch()
+        await starting
+        assert not (folder / "read").exists()
+        for _ in range(3):
+            await child.take_up()
+        while not (folder / "read").exists():
+            await asyncio.sleep(0.01)
+    assert yaml.safe_load((folder / "coordinator.yaml").read_text())["budgets"] == {"device": {"calls_limit": 3}}
+    await child.aclose()
+    assert (folder / "read").read_text() == "again "
+    assert not [event for event in sink.events if isinstance(event, Notice)], "it did not end"
+
+
 async def test_a_child_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
     child = child_of(tmp_path / "c", "import sys; sys.exit('the port is taken')", MemorySink(), timeout_s=3.0)
     with pytest.raises(CoordinatorUnavailable, match="did not start: the port is taken"):

@@ -132,6 +132,24 @@ async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder
     assert len(paid.asked) == 3
 
 
+async def test_where_tokens_are_limited_and_no_price_is_known_calls_go_side_by_side_after_the_first(state: StateFolder) -> None:
+    class Counts(PaidClient):
+        under_way = most = 0
+
+        async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            return await super().complete(call, deadline_s)
+
+    paid = Counts(0)
+    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(tokens=7000)))
+    assert await asked(asking, [call(0)]) == [True]
+    assert all(await asked(asking, [call(number) for number in range(1, 5)]))
+    assert paid.most > 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(prices=st.lists(st.integers(0, 20), min_size=1, max_size=30), limit=st.integers(0, 60), at_once=st.integers(1, 6))
 async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_under_way_are_dearer(

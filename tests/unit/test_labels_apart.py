@@ -7,11 +7,16 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from edge.config.schema import PhaseConfig
+from edge.core.errors import TaskFileError
+from edge.learning.activity import read_activity
 from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
 from edge.state.folder import StateFolder
 from edge.tasks.registry import open_source
+from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World
 
 SHARES = {"geo": 12, "zoo": 6, "law": 2}
@@ -60,9 +65,34 @@ def test_labels_have_their_own_data_anchors_and_held_out_questions(tmp_path: Pat
         curriculum = Curriculum([PhaseConfig(source=source, target_rate=0.2)], open_source, state, 0, 3)
         assert curriculum.tasks == ["geo", "law", "zoo"]
         assert {(one.task, len(one.items)) for one in curriculum.held_out(9)} == {(task, 1) for task in SHARES}
-        assert {item.task for item in curriculum.anchors(f"{source}#zoo", 9)} == {"zoo"}
+        assert [item.task for item in curriculum.anchors(f"{source}#zoo", 9)[f"{source}#zoo"]] == ["zoo"]
         assert curriculum.rate_of("zoo") == 0.2
         plan = curriculum.next_step()
         assert plan is not None and {item.task for item in plan.items} == {plan.task}
         one = Curriculum([PhaseConfig(source=source, task="all")], open_source, state, 0, 3)
         assert one.tasks == ["all"] and len(one.held_out(9)[0].items) == 3
+
+
+async def test_a_label_whose_questions_are_all_held_out_is_examined_and_never_learned(tmp_path: Path) -> None:
+    source = labelled(tmp_path)
+    with Path(source).open("a", encoding="utf-8") as file:
+        for number in range(4):
+            record = {"question": f"What is {number} + 2 in tax?", "answer": number + 2, "label": "tax", "split": "test"}
+            file.write(json.dumps(record) + "\n")
+    world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),), gate=GateRules(every=10))
+    async with replace(world, open_source=open_source).agent() as agent:
+        assert {(one.source, len(one.items)) for one in agent.learning.held_out(9)} >= {(f"{source}#tax", 4)}
+        await agent.learn()
+        assert {step.task for step in agent.steps()} == set(SHARES)
+        assert "tax" not in agent.components.curriculum.tasks
+    report = read_activity(tmp_path / "state", 0.0, 1e12)
+    examined = {task["source"]: task["items"] for task in report["tasks"]}
+    assert examined == {f"{source}#{label}": (4 if label == "tax" else 1) for label in (*SHARES, "tax")}
+
+
+def test_a_file_of_several_labels_without_a_training_question_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "held.jsonl"
+    records = [{"question": f"q{number}", "answer": number, "label": f"l{number}", "split": "test"} for number in range(3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    with StateFolder(tmp_path / "state") as state, pytest.raises(TaskFileError, match="no training item"):
+        Curriculum([PhaseConfig(source=str(path))], open_source, state, 0, 3)

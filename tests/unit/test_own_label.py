@@ -91,6 +91,24 @@ def test_a_dial_that_was_set_on_an_older_label_is_that_of_ones_questions(
             assert dials.of("group1").own is ("group1" in own), "those of the older labels stay"
 
 
+@pytest.mark.parametrize(
+    ("learned", "answered", "adopted"), [("group1", "", ""), ("", "", ""), ("", "math", ""), ("", "letters", "letters")]
+)
+def test_a_dial_of_a_label_that_was_never_peoples_is_not_adopted(
+    tmp_path: Path, learned: str, answered: str, adopted: str
+) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        if learned:
+            state.note_terms(Terms(learned, 0.3, 0.5, 1))
+        if answered:
+            state.put_request("a", 1.0, {"id": "a", "task": answered})
+        with state.database:
+            dial = HelpDial(0.15, "letters", own=True, set_at=9.0)  # edge-agent budget set 15% --task letters
+            state.database.execute("REPLACE INTO dials VALUES (?, ?)", ("letters", dial.to_json()))
+        dials = Dials(state, 0.3, ManualClock())
+        assert (dials.of("chat").target_rate, state.meta("dial_of_own_label")) == ((0.15 if adopted else 0.3), adopted)
+
+
 def test_a_new_folder_adopts_nothing_and_a_forgotten_dial_does_not_come_back(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "new") as state:
         Dials(state, None, ManualClock()).set(0.1, "letters")

@@ -61,8 +61,15 @@ def test_a_period_that_ended_since_the_report_has_begun_anew() -> None:
     assert period_budget("tokens", spent(5), MONDAY) is None and period_budget("spend", None, MONDAY) is None
 
 
-def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100) -> None:
-    record = {"prompt": "x", "question_chars": chars, "charged_uusd": charged, "cloud_tokens": charged // 2, "might_ask": True}
+def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100, **more: object) -> None:
+    record = {
+        "prompt": "x",
+        "question_chars": chars,
+        "charged_uusd": charged,
+        "cloud_tokens": charged // 2,
+        "might_ask": True,
+        **more,
+    }
     with state.database as database:
         database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"{at}-{chars}", at, json.dumps(record)))
 
@@ -90,3 +97,22 @@ def test_learning_may_use_half_of_a_days_even_part_and_its_use_comes_off(tmp_pat
         pace = Pace("spend", state, lambda: spent(0, limit=3_100_000), clock)
         assert pace.learning_limits().spend_uusd == pytest.approx(50_000, rel=0.05)
         assert Pace("tokens", state, lambda: spent(0), clock).learning_limits().spend_uusd is None
+
+
+def test_tokens_are_paced_at_a_cloud_without_a_price_and_cached_answers_show_no_cost(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as state:
+        clock = ManualClock(MONDAY)
+        budget = BudgetSnapshot(1, 0.5, 0.3, 0, None, 10_000, 100_000, 0, None, tokens_period="month")
+        pace = Pace("tokens", state, lambda: KnownBudget(budget, MONDAY), clock)
+        for hour in range(24 * 10):
+            asked(state, MONDAY + hour * HOUR_S + 60, cloud_tokens=200)
+            asked(state, MONDAY + hour * HOUR_S + 90, cloud_tokens=5000, cached=True)
+        clock.advance(10 * DAY_S)
+        cost = pace.call_cost()
+        assert cost is not None and cost.mean == 200.0
+        assert pace.rate() == pytest.approx(90_000 / (21 * 48 * 200), rel=0.02)
+        assert Pace("spend", state, lambda: spent(0), clock).call_cost() is None, "nothing was paid"
+        with state.database as database:
+            values = ("k", "2024-01-10", MONDAY + 9.5 * DAY_S, "math", 100)
+            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 400, 0, 1, ?)", values)
+        assert pace.call_cost().mean == pytest.approx((199 * 200 + 400) / 200)  # type: ignore[union-attr]

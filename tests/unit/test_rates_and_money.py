@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coordinator.config import resolve_coordinator_config
+from edge.cli import main
 from edge.config.agent import resolve_agent_config
 from edge.core.errors import ConfigError
 from edge.core.formatting import money, uusd_of
 from edge.core.rates import rate_of
+from edge.serve.agent_routes import DialRequest, WhatIfRequest
+from edge.state.folder import StateFolder
 
 
 @pytest.mark.parametrize("written", ["30%", "30 %", " 0.3 ", 0.3])
@@ -39,6 +43,28 @@ def test_configurations_of_agent_and_coordinator_read_percent(tmp_path: Path) ->
     coordinator.write_text("tasks:\n  math:\n    target_rate: 15\n")
     with pytest.raises(ConfigError, match=r"coordinator.yaml:3: .* write 15 % or 0.15"):
         resolve_coordinator_config(coordinator)
+
+
+@pytest.mark.parametrize("written", [("30%",), ("30", "%"), ("0.3",)])
+def test_the_command_line_reads_a_rate_of_one_or_two_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: tuple[str, ...]
+) -> None:
+    state = ["--state", str(tmp_path / "state")]
+    with StateFolder(tmp_path / "state"):
+        pass
+    assert main(["budget", "set", *written, *state]) == 0
+    assert "30 % of questions may ask" in capsys.readouterr().out
+    main(["whatif", *written, *state])
+    assert "unexpected" not in (told := capsys.readouterr().err) and "a rate must" not in told
+    main(["router", "train", str(tmp_path / "exists.onnx"), "--rate", " ".join(written), "--set", "no.such=1", *state])
+    assert "--rate" not in (told := capsys.readouterr().err) and "a rate must" not in told
+
+
+def test_a_bare_number_that_is_no_share_is_answered_with_what_may_be_meant() -> None:
+    for model in (DialRequest, WhatIfRequest):
+        with pytest.raises(ValidationError) as refused:
+            model.model_validate({"target_rate": 30})
+        assert "write 30 % or 0.3" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -196,4 +196,4 @@ function ledgerParts({ ledger, created_at: at, id }) {
   return [none, facts([...entry, ["When", moment(at)], ["Number", id]])];
 }
 
-const left = (value, show = whole) => value === null ? "no limit known" : show(value);
+const left = (value, show = whole) => value === null ? "no limit" : show(value);
