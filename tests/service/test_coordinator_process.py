@@ -338,7 +338,7 @@ async def test_serving_is_told_as_json_when_asked(tmp_path, upstream) -> None:
     child = CoordinatorProcess(tmp_path, settings_for(upstream), "--json", "--listen", "127.0.0.1:0")
     told = json.loads(await child.start())
     await child.stop()
-    assert [line.partition("bootstrap: ")[2] for line in child.log.splitlines()] == ["stopping", "stopped"]
+    assert [line.partition("app: ")[2] for line in child.log.splitlines()] == ["stopping", "stopped"]
     assert told["kind"] == "serving" and told["upstreams"] == ["default"] and told["addresses"][1].startswith("127.0.0.1:")
     assert not told["addresses"][1].endswith(":0")
 

@@ -224,7 +224,7 @@ class GroupCommitStore(LedgerStore):
             self.operations += len(waiters)
             self._last_commit = len(waiters)
             self._writability.wrote()
-            self.feed.publish(batch.changed)
+            self.feed.publish(sorted(batch.changed))
             for waiter in waiters:
                 waiter.tell()
         self._go_on()

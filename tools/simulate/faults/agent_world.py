@@ -385,7 +385,7 @@ class AgentWorld:
         assert host is not None
         await broker.drain(0.0)
         await asyncio.sleep(1.0)
-        at_rest = {f"{host.name}: start", f"{host.name}: budget bell"}
+        at_rest = {f"{host.name}: start", f"{host.name}: budget bell", "ledger writer"}
         self._left_at_site = [name for name in self.loop.live_tasks(host) if name not in at_rest]
 
     # judging -------------------------------------------------------------------------------------------------------------------
