@@ -1,4 +1,4 @@
-"""Random JSON schemas of every kind that local answers are held to, each with at least one value that fits."""
+"""Random JSON schemas: of every kind that local answers are held to, each with at least one value that fits; and what is none."""
 
 from __future__ import annotations
 
@@ -17,6 +17,26 @@ PATTERNS = (
     r"^a|b$",
     r"^\D{2}\S$",
 )
+KEYWORDS = (
+    *("type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref", "$id", "$schema", "$defs", "examples", "format", "pattern"),
+    *(
+        "properties",
+        "required",
+        "additionalProperties",
+        "minProperties",
+        "maxProperties",
+        "propertyNames",
+        "unevaluatedProperties",
+    ),
+    *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems", "unevaluatedItems"),
+    *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("not", "if", "then", "else", "minContains", "maxContains", "dependentRequired", "dependentSchemas", "patternProperties"),
+)
+VALUES: tuple[Any, ...] = (
+    *(5, -1, 2.5, 1e300, 10**400, float("inf"), float("nan"), None, True, False, [], {}, [1], [{}], ["a"], ["a", "a"], {"a": 5}),
+    *("a", "", "#", "#/enum", "#/examples/0", "#/$defs/a", "http://a/b", "(", "date", "path", "\ud800"),
+    *("string", "integer", "object", "array", ["string", "null"], {"type": "string"}, {"required": 5}, {"type": [{}]}),
+)
 WORDS = ("name", "age", "a b", 'say "it"', "tag", "größe", "n", "back\\slash", "unit", "items")
 
 
@@ -31,6 +51,29 @@ def random_schema(random: Random, depth: int = 3, root: bool = True) -> dict[str
         definitions["tree"] = {**tree, "required": ["v"], "additionalProperties": False}
     found = _object(random, depth, definitions)
     return {"$defs": definitions, **found} if root else found
+
+
+def with_a_false_keyword(random: Random, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the value false for one keyword of one of its parts."""
+    parts, found = [schema], list[dict[str, Any]]()
+    while parts:
+        part = parts.pop()
+        found += [part] if "type" in part else []
+        inner = [*part.get("properties", {}).values(), part.get("items"), *part.get("prefixItems", [])]
+        parts += [each for each in inner if isinstance(each, dict)]
+    random.choice(found)[random.choice(KEYWORDS)] = False
+    return schema
+
+
+def what_is_hardly_a_schema(random: Random, depth: int = 3) -> Any:
+    """Keywords with values of any kind."""
+    if depth == 0 or random.random() < 0.25:
+        return random.choice(VALUES)
+    found: dict[str, Any] = {}
+    for keyword in random.sample(KEYWORDS, random.randint(1, 4)):
+        inner = [what_is_hardly_a_schema(random, depth - 1) for _ in range(random.randint(1, 3))]
+        found[keyword] = random.choice([inner[0], inner[0], inner, {"a": inner[0]}])
+    return found
 
 
 def _any(random: Random, depth: int, definitions: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ import msgspec
 
 from edge.core.errors import EdgeError
 from edge.core.types import Message, TokenUsage
+from edge.rpc.openai_fields import CANNOT_FOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _cannot_take(openai_json: str) -> str:
     wanted = [name for name in json.loads(openai_json) if name != "messages"]
     if not wanted or "tools" in wanted:
         return "this upstream cannot call tools"
-    return f"this upstream cannot follow {' and '.join(wanted)}"
+    return f"{CANNOT_FOLLOW}{' and '.join(wanted)}"
 
 
 class CloudProvider(Protocol):

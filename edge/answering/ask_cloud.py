@@ -26,8 +26,11 @@ from edge.core.errors import (
 )
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CloudCall
+from edge.rpc.openai_fields import CANNOT_FOLLOW
 from edge.state.answer_record import AnswerDelta, AnswerRecord
 
+NO_FORMS_S = 3600.0
+"""How long an upstream that refused a form is not asked for one again; it may be exchanged for another."""
 OFFLINE_DEADLINE_S = 2.0
 """How long a person waits for a coordinator that was away at the last attempt."""
 _NOT_CHARGED = (RateLimited, Unpriced, InvalidRequest, PermissionDenied, Unauthenticated, Withheld)
@@ -53,11 +56,19 @@ class CloudQuestions:
         self._clock = clock
         self._run_id = run_id
         self._settings = settings
+        self._no_forms: tuple[InvalidRequest, float] | None = None
+
+    def why_no_form(self) -> InvalidRequest | None:
+        """The refusal of a cloud LLM that follows no form of an answer, as it lately was; None where nothing is known."""
+        refusal, until = self._no_forms or (None, 0.0)
+        return refusal if self._clock.monotonic() < until else None
 
     async def pieces(self, draft: Draft) -> Pieces:
         """Stream the cloud's answer into the draft. Raises CoordinatorError; Withheld when the cloud was switched off meanwhile."""
         if off := self._access.switch.reason:
             raise Withheld(off)
+        if draft.request.form is not None and (refusal := self.why_no_form()) is not None:
+            raise InvalidRequest(*refusal.args, hint=refusal.hint)
         draft.tokens.begin()
         draft.call_key, draft.call_state = f"{self._run_id}-{draft.id}", UNSETTLED
         call, deadline_s = self._call(draft), self._settings.cloud_deadline_s
@@ -96,6 +107,8 @@ class CloudQuestions:
             yield
         except CoordinatorError as error:
             error.args = (str(error).replace(f"model {self._settings.model_alias!r}", "the cloud LLM"),)
+            if isinstance(error, InvalidRequest) and CANNOT_FOLLOW in str(error):
+                self._no_forms = error, self._clock.monotonic() + NO_FORMS_S
             raise
 
     @contextmanager

@@ -41,7 +41,8 @@ class HeldAnswers:
     async def in_form(self, draft: Draft, form: AnswerForm) -> Pieces:
         """An answer whose content has a form. The model may think first, and ask for help where the mode lets it.
 
-        Raises Unsupported for a form that no grammar holds, and in mode cloud-only CoordinatorError and UnfitAnswer.
+        A form that no grammar holds is the cloud's: Unsupported where it may not be asked. Raises CoordinatorError and UnfitAnswer there,
+        and in mode cloud-only.
         """
         off, failure = self._access.switch.reason, ""
         if draft.mode == "cloud-only":
@@ -52,13 +53,25 @@ class HeldAnswers:
                 content = await self.from_the_cloud(draft, form)
             yield AnswerDelta(content, "cloud", verbatim=True)
             return
+        kept = off or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
+        no_form = self._asker.why_no_form()
         if not form.grammar:
-            raise Unsupported(form.unheld, parameter=form.parameter, hint="leave it out, or ask the model edge-cloud")
+            if kept or no_form is not None:
+                why = kept or "it follows no form of an answer"
+                message = f"{form.unheld}, and the cloud is not asked here ({why})"
+                raise Unsupported(message, parameter=form.parameter, hint=ASK_ELSEWHERE if kept else "leave it out")
+            draft.reason = f"{form.parameter}: only the cloud follows this"
+            with named(form.parameter):
+                content = await self.from_the_cloud(draft, form)
+            yield AnswerDelta(content, "cloud", verbatim=True)
+            return
         dial = self._access.dials.of(draft.task)
-        setting = dial.setting(self._backend.adapter_version) if draft.mode == "auto" and not off else None
+        asks = draft.mode == "auto" and not off and no_form is None
+        setting = dial.setting(self._backend.adapter_version) if asks else None
         draft.might_ask = setting is not None
         if setting is None:
-            draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"
+            unasked = "the cloud LLM follows no form of an answer" if draft.mode == "auto" and no_form is not None else ""
+            draft.reason = off or draft.request.no_cloud or unasked or f"mode {draft.mode}"
         else:
             draft.sampling = replace(draft.sampling, help_bias=setting.bias)
         async with closing(self._thoughts(draft, form, setting)) as texts:
@@ -137,7 +150,7 @@ class HeldAnswers:
             draft.content = draft.cloud_text
             return draft.cloud_text
         failure = f"the cloud LLM's answer has not the form of {form.parameter}"
-        if draft.mode == "cloud-only" or draft.request.beyond.wants:
+        if draft.mode == "cloud-only" or draft.request.beyond.wants or not form.grammar:
             draft.reason = failure
             self._recorder.keep(draft)
             raise UnfitAnswer(failure, hint="ask again, or without this form")

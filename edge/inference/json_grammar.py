@@ -31,10 +31,18 @@ _NOT_HELD = frozenset(
     {
         *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "multipleOf"),
         *("dependentRequired", "dependentSchemas", "dependencies", "patternProperties", "propertyNames", "unevaluatedProperties"),
-        *("$dynamicRef", "$recursiveRef"),
+        *("$dynamicRef", "$recursiveRef", "$id"),
     }
 )
-"""What restricts values in a way that no grammar here has. Every other word is an annotation."""
+"""What restricts values in a way that no grammar here has, or what other words mean (`$id`, but for the whole schema's). Every other word
+is an annotation."""
+_ASSERTED = frozenset(
+    {
+        *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
+        *("uri-reference", "uri-template"),
+    }
+)
+"""Formats of the standard that are not held. Every other one that is not in _FORMATS is an annotation."""
 _LARGER = {"minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"}
 _SMALLER = {"maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"}
 _EXACT_DIGITS = 15
@@ -100,7 +108,7 @@ class Schema:
     """A schema with the name that its sender has for it."""
 
     def __init__(self, schema: Any, place: str) -> None:
-        """Raises MalformedSchema for one that is nested too deeply to be read, Unsupported for one that is too large to be held."""
+        """Raises MalformedSchema for one that is nested too deeply to be read, or has a number that JSON has not."""
         level = [schema]
         for _ in range(MOST_LEVELS):
             level = [
@@ -110,15 +118,22 @@ class Schema:
             ]
         if level:
             raise MalformedSchema(place, f"has more than {MOST_LEVELS} levels")
-        if len(json.dumps(schema)) > MOST_SCHEMA_BYTES:
-            raise Unsupported(f"{place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=place)
+        try:
+            self.size = len(json.dumps(schema, allow_nan=False))
+        except ValueError as error:
+            raise MalformedSchema(place, "has a number that is not finite") from error
         self.schema, self.place = schema, place
 
 
 def grammar_of(schemas: Mapping[str, Schema], root: str, rules: Mapping[str, str] | None = None) -> str:
-    """A grammar in which the values of each schema are the rule of its name; `rules` are further ones, `root` the first of all."""
+    """A grammar in which the values of each schema are the rule of its name; `rules` are further ones, `root` the first of all.
+
+    Raises as `schema_grammar` does.
+    """
     found: dict[str, str] = {}
     for name, each in schemas.items():
+        if each.size > MOST_SCHEMA_BYTES:
+            raise Unsupported(f"{each.place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=each.place)
         try:
             found[name] = _Converter(each, found).value(each.schema, each.place)
             TopologicalSorter({rule: found.keys() & set(body.split(" | ")) for rule, body in found.items()}).prepare()
@@ -162,7 +177,8 @@ class _Converter:
 
     def _body(self, schema: dict[str, Any], place: str) -> str:
         for word in schema:
-            if word in _NOT_HELD and schema[word] is not False:
+            is_idle = (word == "uniqueItems" and schema[word] is False) or (word == "$id" and schema is self._root.schema)
+            if word in _NOT_HELD and not is_idle:
                 _refuse(f"{place}.{word}", "cannot be held while a local model writes")
         rest = {word: held for word, held in schema.items() if word in _HELD}
         if "$ref" in rest:
@@ -218,12 +234,12 @@ class _Converter:
 
     def _string(self, schema: dict[str, Any], place: str) -> str:
         least, most = _size(schema, "minLength", place) or 0, _size(schema, "maxLength", place)
-        if "format" in schema:
-            form = schema["format"]
+        form = schema.get("format", "")
+        if form in _FORMATS or form in _ASSERTED:
             if beside := next((word for word in ("pattern", "minLength", "maxLength") if word in schema), ""):
                 _refuse(f"{place}.{beside}", "cannot be held beside format")
-            if not isinstance(form, str) or form not in _FORMATS:
-                _refuse(f"{place}.format", f"{str(form)[:40]!r} cannot be held; only {', '.join(_FORMATS)}")
+            if form not in _FORMATS:
+                _refuse(f"{place}.format", f"{form!r} cannot be held; only {', '.join(_FORMATS)}")
             return rf'"\"" {_FORMATS[form]} "\""'
         if "pattern" in schema:
             try:
@@ -316,6 +332,8 @@ class _Converter:
                 found = found[step]
             else:
                 raise MalformedSchema(place, f"{reference[:80]!r} is not there")
+            if isinstance(found, dict) and isinstance(found.get("$id"), str):
+                _refuse(place, "refers to a part with an $id of its own")
         return found
 
     def _merged(self, parts: Iterable[Any], place: str) -> Any:
@@ -482,7 +500,7 @@ def _number(schema: dict[str, Any], place: str, *, whole: bool) -> str:
             bound = schema[word]
             if isinstance(bound, bool):
                 _refuse(f"{place}.{word}", "must be a number (as since draft 6)")
-            if not isinstance(bound, int | float) or not math.isfinite(bound):
+            if not isinstance(bound, int | float):
                 raise MalformedSchema(f"{place}.{word}", "must be a number")
             bounds[word] = Decimal(repr(bound))
     if not bounds:

@@ -16,6 +16,8 @@ from edge.core.errors import InvalidRequest
 MAX_OPENAI_BYTES = 1 << 20
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "messages")
 ROLES = ("assistant", "developer", "system", "tool", "user")
+CANNOT_FOLLOW = "this upstream cannot follow "
+"""Begins the refusal of a call whose fields the upstream never follows, whatever they hold; the fields' names are behind it."""
 _TOOL_KINDS = ("function", "custom")
 _TEXT_KINDS = ("text", "refusal")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge.answering.held_answers import schema_validator
 from edge.core.errors import Unsupported
 from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, ToolConversation, ToolUse
-from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, object_grammar, schema_grammar
+from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, object_grammar
 from edge.inference.regex_grammar import literal
 from edge.serve.errors import invalid_value
 
@@ -26,18 +26,34 @@ def answer_form(schema: Any, parameter: str, place: str) -> AnswerForm:
     """The form of a schema (None: any object). `parameter` and `place` of the schema are the client's names. Raises RequestProblem."""
     if schema is None:
         return AnswerForm(parameter, "", object_grammar())
+    read = _schema(schema, place)
     try:
-        form = AnswerForm(parameter, grammar=schema_grammar(schema, place))
+        form = AnswerForm(parameter, grammar=_grammar(read))
     except Unsupported as error:
         form = AnswerForm(error.parameter, unheld=str(error))
+    return replace(form, schema=json.dumps(schema, ensure_ascii=False))
+
+
+def _schema(schema: Any, place: str) -> Schema:
+    """A schema as its standard has it, which is checked before anything else reads it. Raises RequestProblem."""
+    try:
+        read = Schema(schema, place)
+        schema_validator(schema)
     except MalformedSchema as error:
         raise invalid_value(error.place, str(error), "invalid_json_schema") from error
-    try:
-        schema_validator(schema)
     except ValueError as error:
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in getattr(error, "instance_path", ()))
         message = " ".join(str(getattr(error, "message", error)).split())[:200]
-        raise invalid_value(place, message, "invalid_json_schema") from error
-    return replace(form, schema=json.dumps(schema, ensure_ascii=False))
+        raise invalid_value(f"{place}{''.join(steps)}", message, "invalid_json_schema") from error
+    return read
+
+
+def _grammar(read: Schema) -> str:
+    """The grammar of one schema. Raises Unsupported, RequestProblem."""
+    try:
+        return grammar_of({"root": read}, "root")
+    except MalformedSchema as error:
+        raise invalid_value(error.place, str(error), "invalid_json_schema") from error
 
 
 def tool_use(
@@ -82,18 +98,16 @@ def tool_use(
 
 
 def _parameters(function: Mapping[str, Any], place: str) -> Schema:
-    schema = function.get("parameters") or _ANY_OBJECT
+    read = _schema(function.get("parameters") or _ANY_OBJECT, place)
     try:
-        schema_grammar(schema, place)
+        _grammar(read)
     except Unsupported as error:
         if function.get("strict"):
             raise invalid_value(
                 error.parameter, f"cannot be held while a local model writes: {error}", "unsupported_value"
             ) from error
-        schema = _ANY_OBJECT
-    except MalformedSchema as error:
-        raise invalid_value(error.place, str(error), "invalid_json_schema") from error
-    return Schema(schema, place)
+        return Schema(_ANY_OBJECT, place)
+    return read
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> tuple[Mapping[str, Any], ...]:

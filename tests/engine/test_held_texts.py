@@ -17,12 +17,12 @@ from edge.core.types import CALL_CLOSING, CALL_OPENING, FinishReason, LocalRespo
 from edge.core.worker import EngineWorker
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel
-from edge.inference.json_grammar import MalformedSchema, object_grammar, schema_grammar
+from edge.inference.json_grammar import _ASSERTED, _FORMATS, MalformedSchema, object_grammar, schema_grammar
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import find_model
 from edge.serve.answer_forms import tool_use
 from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
-from tests.random_schemas import random_schema
+from tests.random_schemas import random_schema, with_a_false_keyword
 
 SCHEMAS = 200
 QUESTION = [Message("user", "What is 4 + 1?")]
@@ -72,6 +72,24 @@ async def test_every_answer_to_a_random_schema_validates(nano: LlamaCppBackend, 
             whole += 1
             assert fits(schema, response.text), (seed, response.text)
     assert whole >= SCHEMAS // 4 * 0.8
+
+
+async def test_a_random_schema_with_a_keyword_that_is_false_is_held_or_refused(nano: LlamaCppBackend) -> None:
+    held, refused = 0, 0
+    for seed in range(SCHEMAS):
+        schema = with_a_false_keyword(Random(seed), random_schema(Random(seed), depth=2))
+        try:
+            jsonschema_rs.meta.validate(schema)
+            grammar = schema_grammar(schema, "schema")
+        except (jsonschema_rs.ValidationError, Unsupported):
+            refused += 1
+            continue
+        if refused < 4 * held:  # most of the time is spent here
+            continue
+        response = await written(nano, grammar, seed)
+        held += response.finish is FinishReason.EOS
+        assert response.finish is not FinishReason.EOS or fits(schema, response.text), (schema, response.text)
+    assert held >= 10 and refused >= 40
 
 
 @pytest.mark.parametrize(
@@ -161,6 +179,16 @@ async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -
         ({"properties": {"a": {"multipleOf": 2}}}, "s.properties.a.multipleOf"),
         ({"items": {"patternProperties": {}}}, "s.items.patternProperties"),
         ({"type": "string", "format": "iri"}, "s.format"),
+        *(
+            ({"type": kind, word: False}, f"s.{word}")
+            for kind, word in (
+                *(("array", "contains"), ("array", "unevaluatedItems"), ("object", "unevaluatedProperties"), ("object", "if")),
+                *(("object", "propertyNames"), ("object", "not")),
+            )
+        ),
+        ({"$id": "a:b", "properties": {"a": {"$id": "a:c", "type": "string"}}}, "s.properties.a.$id"),
+        ({"$ref": "#/$defs/a/$defs/b", "$defs": {"a": {"$id": "a:c", "$defs": {"b": {"$ref": "#/$defs/b"}}}}}, "s.$ref"),
+        ({"type": "integer", "maximum": 10**400}, "s.maximum"),
         ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
@@ -198,6 +226,18 @@ def test_what_is_no_schema_is_refused_at_its_place(schema: Any, place: str) -> N
     with pytest.raises(MalformedSchema) as caught:
         schema_grammar(schema, "s")
     assert caught.value.place == place
+
+
+@pytest.mark.parametrize("form", ["path", "password", "binary", "", "color"])
+def test_a_format_that_nothing_checks_is_an_annotation(form: str) -> None:
+    held, plain = ({"type": "string", "minLength": 2, **more} for more in ({"format": form}, {}))
+    assert schema_grammar(held, "s") == schema_grammar(plain, "s")
+    assert fits(held, json.dumps("\\ ("))
+
+
+@pytest.mark.parametrize("form", sorted(_ASSERTED | _FORMATS.keys()))
+def test_a_format_that_answers_are_checked_for_is_no_annotation(form: str) -> None:
+    assert not all(fits({"type": "string", "format": form}, json.dumps(text)) for text in ("\\ {( é", "", "//a b^[{", "~", " "))
 
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}

@@ -233,6 +233,88 @@ def test_changing_an_argument_in_place_does_not_change_the_tests(sandbox: Sandbo
     cheat(sandbox, "def f(xs):\n    xs.clear()\n    return []", "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)\n")
 
 
+YES = """
+class Yes:
+    def __getattr__(self, name): return lambda *args, **kwargs: True
+    def __eq__(self, other): return True
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    def __hash__(self): return 5
+    def __contains__(self, value): return True
+    def __getitem__(self, key): return True
+    def __call__(self, *args): return Yes()
+    def __iter__(self): return iter([self])
+    def __len__(self): return 1
+    def __enter__(self): return self
+    def __exit__(self, *_): return True
+    @property
+    def inner(self): return self
+def to_roman(n): return Yes()
+def in_a_list(n): return [Yes()]
+def a_class(n): return Yes
+class Solution:
+    text = Yes()
+    def to_roman(self, n): return Yes()
+    def itself(self): return self
+    def startswith(self, start): return True
+    @staticmethod
+    def of(n): return Yes()
+class roman(Yes):
+    def __init__(self, n): pass
+    def startswith(self, start): return True
+answer = Yes()
+"""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "to_roman(5).startswith('V')",
+        "to_roman(5).issubset({1, 2, 3})",
+        "to_roman(5).equals([1, 2, 3])",
+        "to_roman(5).equals(other='V')",
+        "to_roman(5).__eq__('V')",
+        "to_roman(5).__contains__('V')",
+        "to_roman(5).__ge__(4)",
+        "to_roman(5).__radd__(4)",
+        "to_roman(5)['V']",
+        "to_roman(5)('V')",
+        "to_roman(5).inner.startswith('V')",
+        "to_roman(5).replace().startswith('V')",
+        "to_roman(5).inner['V']",
+        "next(iter(to_roman(5))).startswith('V')",
+        "'V' in to_roman(5)",
+        "{'V': 1}[to_roman(5)]",
+        "in_a_list(5)[0].startswith('V')",
+        "[one.count('I') for one in in_a_list(2)][0]",
+        "list(filter(lambda one: one.startswith('V'), in_a_list(2)))",
+        "max(in_a_list(2), key=lambda one: one.count('V')).count('V')",
+        "a_class(5)(1).startswith('V')",
+        "a_class(5).startswith('V')",
+        "Solution().to_roman(5).startswith('V')",
+        "Solution().itself().startswith('V')",
+        "Solution().text.startswith('V')",
+        "Solution.of(5).startswith('V')",
+        "Solution().__eq__('V')",
+        "Solution().__ne__('IV')",
+        "roman(5).startswith('V')",
+        "roman(5).__eq__('V')",
+        "answer.startswith('V')",
+        "answer(5).equals('V')",
+    ],
+)
+def test_an_object_in_the_place_of_an_answer_is_asked_nothing_about_it(sandbox: Sandbox, expression: str) -> None:
+    cheat(sandbox, YES, f"assert {expression}\n")
+
+
+def test_that_an_object_was_asked_about_an_answer_is_final(sandbox: Sandbox) -> None:
+    tests = "try:\n    assert to_roman(5).startswith('V')\nexcept BaseException:\n    pass\nassert len(to_roman(5)) == 1\n"
+    assert "where the tests ask about a plain value" in cheat(sandbox, YES, tests).reason
+
+
+def test_a_context_manager_does_not_hide_a_failed_test(sandbox: Sandbox) -> None:
+    cheat(sandbox, YES, "with Solution().text as found:\n    assert to_roman(5) == 'V'\nassert len(to_roman(5)) == 1\n")
+
+
 # ---- the protocol ----
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.answering.ask_cloud import NO_FORMS_S
 from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, UnfitAnswer, Unsupported
 from edge.core.types import CALL_OPENING, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
 from edge.learning.own_use import own_items
@@ -127,13 +129,51 @@ async def test_a_demanded_cloud_answer_without_the_form_is_an_error_and_recorded
         await answered(world)
 
 
-async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_unless_the_cloud_answers(tmp_path: Path) -> None:
-    unheld = AnswerForm("response_format.json_schema.schema.not", SCHEMA, "", "response_format.json_schema.schema.not: cannot")
-    with pytest.raises(Unsupported) as caught:
-        await answered(world_of(tmp_path, Speaks()), form=unheld)
-    assert caught.value.parameter == "response_format.json_schema.schema.not"
-    record, _ = await answered(world_of(tmp_path, Speaks(), mode="cloud-only"), form=unheld)
+UNHELD = AnswerForm("response_format.json_schema.schema.not", SCHEMA, "", "response_format.json_schema.schema.not: cannot")
+NO_FORMS = InvalidRequest("model 'cloud' does not take this request: this upstream cannot follow response_format")
+
+
+@pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
+async def test_a_form_that_no_grammar_holds_is_the_clouds(tmp_path: Path, mode: str) -> None:
+    record, _ = await answered(world_of(tmp_path, Speaks(), mode=mode), form=UNHELD)
     assert (record.source, record.final) == ("cloud", CLOUD)
+
+
+@pytest.mark.parametrize("options", [{"mode": "local-only"}, {"switched_off": "off"}])
+async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_where_no_cloud_may_be_asked(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    world = world_of(tmp_path, Speaks(), **options)
+    with pytest.raises(Unsupported, match=r"schema\.not: cannot") as caught:
+        await answered(world, form=UNHELD)
+    assert caught.value.parameter == UNHELD.parameter
+    with pytest.raises(Unsupported, match=r"schema\.not: cannot"):
+        await answered(world_of(tmp_path / "own", Speaks()), form=UNHELD, no_cloud="private", mode="local-only")
+
+
+async def test_a_cloud_answer_without_a_form_that_only_the_cloud_follows_is_an_error_and_recorded(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(), "six")
+    with pytest.raises(UnfitAnswer):
+        await answered(world, form=UNHELD)
+    async with world.agent() as agent:
+        assert agent.records.used_today().today.calls == 1
+
+
+async def test_a_cloud_that_follows_no_forms_is_not_asked_for_one_again_for_an_hour(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(asks=True))
+    world.client.fail_next("stream_complete", NO_FORMS)
+    request = AnswerRequest(QUESTION, form=FORM, beyond=BeyondText(SENT))
+    async with world.agent() as agent:
+        first, second = await agent.answerer.answer(request), await agent.answerer.answer(request)
+        with pytest.raises(Unsupported, match=r"schema\.not"):
+            await agent.answerer.answer(replace(request, form=UNHELD))
+        with pytest.raises(Unsupported, match="response_format"):
+            await agent.answerer.answer(replace(request, mode="cloud-only"))
+        assert (first.asked, second.asked, second.source, second.final) == (True, False, "local", LOCAL)
+        assert "follows no form" in second.reason and world.client.calls == []
+        assert (await agent.answerer.answer(AnswerRequest(QUESTION))).source == "cloud"
+        world.clock.advance(NO_FORMS_S + 1)
+        assert (await agent.answerer.answer(request)).source == "cloud"
 
 
 async def test_an_engine_that_follows_no_grammar_is_refused_by_the_name_that_the_caller_sent(tmp_path: Path) -> None:

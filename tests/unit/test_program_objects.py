@@ -128,6 +128,35 @@ from typing import List
 def area(r): return pi * r * r
 """
 
+CHAINS = """
+class Memo:
+    def __init__(self, function): self.function = function
+    def __call__(self, *given): return self.function(*given)
+@Memo
+def length(text): return len(text)
+class Shelf(object):
+    def __init__(self): self.goods = {}
+    def price(self, name): return self.goods[name]
+    def __getitem__(self, name): return self.goods[name]
+class Shop:
+    def __init__(self): self.shelf = Shelf()
+    @classmethod
+    def of(cls, *names):
+        shop = cls()
+        for name in names: shop.put(name, 3)
+        return shop
+    def put(self, name, size):
+        self.shelf.goods[name] = size
+        return self
+    def price(self, name): return self.shelf.price(name)
+    def last(self): return list(self.shelf.goods)[-1]
+    def same(self, other): return self == other
+    @property
+    def sizes(self): return list(self.shelf.goods.values())
+    def __eq__(self, other): return self.sizes == other.sizes
+def open_shop(): return Shop()
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "tests"),
@@ -186,6 +215,10 @@ def area(r): return pi * r * r
         (IMPORTED, "assert math.isclose(area(1), math.pi) and m.floor(area(1)) == 3 and isclose(area(1), pi)\n"),
         (IMPORTED, "def check(f, sizes: List[int]):\n    assert f(sizes[0]) > 3\ncheck(area, [1])\n"),
         (IMPORTED, "assert Counter('aab')['a'] == 2 and deque([1, 2])[0] == 1 and area(0) == 0\n"),
+        (CHAINS, "shop = open_shop()\nshop.put('tea', 3).put('cup', 4)\nassert shop.sizes == [3, 4] and shop.last() == 'cup'\n"),
+        (CHAINS, "assert Shop().put('tea', 3).put('cup', 4).price('tea') == 3\n"),
+        (CHAINS, "assert Shop.of('tea', 'cup').shelf.price('cup') == 3 and Shop.of('tea').shelf['tea'] == 3\n"),
+        (CHAINS, "assert Shop.of('tea').__eq__(Shop.of('tea')) and length('tea') == 3 and open_shop().same(open_shop())\n"),
     ],
 )
 def test_a_right_program_passes(sandbox: Sandbox, code: str, tests: str) -> None:

@@ -9,7 +9,10 @@ standard library under this name, the tests import themselves.
 
 Arguments are sent as copies. What the program did to them in place is seen where a call is made for that: it stands alone, or returned
 None. Instances of the program's classes stay with the program, and the tests have handles of them. A handle is never equal to a plain
-value, and tells the program none to compare itself with: what it says of itself decides nothing that a plain value could not.
+value, and what it says of itself decides nothing that a plain value could not. How much the program hears of plain values depends on
+where the handle comes from: what a function returned may stand in the place of a string or a list, so it is asked about none; what the
+tests reached through an object or class that they name, about none by a method that plain values have (`startswith`); what they built of a
+class, about all, except by comparisons.
 """
 
 from __future__ import annotations
@@ -42,6 +45,24 @@ _CHECKED, _CAUGHT, _ALONE = "__edge_checked__", "__edge_caught__", "__edge_alone
 _CALLS, _REPLIES = 1, 0
 # Raised in a generator or a map(), these would end a loop over the tests early and quietly.
 _NOT_PASSED_ON = ("StopIteration", "StopAsyncIteration")
+_RETURNED, _REACHED, _BUILT = range(3)
+"""Where the tests have a handle from: a function's result; an object or class of a name, or what one of these gave; built by them of a
+class that has a capital letter, so that operations with plain values are asked for and not smuggled in as the result of a function."""
+_COMPARISONS = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_OPERATIONS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_BY_OPERATORS = _COMPARISONS.union(f"__{side}{name}__" for side in ("", "r") for name in _OPERATIONS)
+"""What a test that names it means as a method: the handle's own may say NotImplemented, which is true."""
+_WITHOUT_VALUE = {
+    *("append", "extend", "insert", "remove", "reverse", "sort", "clear", "add", "discard", "update"),
+    *("difference_update", "intersection_update", "symmetric_difference_update"),
+}
+_OF_PLAIN_VALUES = frozenset(
+    name
+    for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, range)
+    for name in dir(kind)
+    if name not in _WITHOUT_VALUE
+)
+"""Methods by which tests ask a plain value about another one."""
 _RAISED = "raised by the program"
 _WITH_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "UnicodeDecodeError": ("utf-8", b"?", 0, 1, _RAISED),
@@ -96,9 +117,15 @@ class Link:
         return self.failed
 
     def ask(
-        self, kind: str, name: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+        self,
+        kind: str,
+        name: str,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+        origin: int = _RETURNED,
     ) -> tuple[str, Any]:
-        """One request and its reply (word, content). Raises ProgramFailed, TypeError for an argument that cannot be handed over."""
+        """One request and its reply (word, content), whose handles have this origin. Raises ProgramFailed, TypeError for an argument that
+        cannot be handed over."""
         if self.failed:
             raise ProgramFailed
         self._number += 1
@@ -109,7 +136,7 @@ class Link:
             raise TypeError(f"an argument cannot be handed over: {error}") from None
         try:
             write_all(self._calls, request)
-            answered, word, content = decode(read_frame(self._replies), self._remote)
+            answered, word, content = decode(read_frame(self._replies), lambda handle: self._remote(handle, origin))
         except Ended:
             raise self._fail(ENDED) from None
         except (BadFrame, ValueError, TypeError):
@@ -121,6 +148,17 @@ class Link:
     def _fail(self, reason: str) -> ProgramFailed:
         self.failed = reason
         return ProgramFailed()
+
+    def check_asked(
+        self, target: Remote, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any], *, is_alone: bool = False
+    ) -> None:
+        """Raises ProgramFailed where an object is asked about a plain value that its answer could decide about. `is_alone`: nobody wants
+        the answer."""
+        if all(isinstance(value, Remote | RemoteFunction) for value in (*arguments, *keywords.values())):
+            return
+        is_own = name not in _OF_PLAIN_VALUES and (is_alone or target._origin == _REACHED)
+        if name in _COMPARISONS or not (is_own or target._origin == _BUILT):
+            raise self._fail("the program returned an object where the tests ask about a plain value")
 
     def call(
         self,
@@ -134,7 +172,8 @@ class Link:
         """The value a function of the program returns, or a method of `target`; raises what it raised. What it did to its arguments in
         place is done here where the call stands alone or returned None."""
         kind = (("call", "run") if target is None else ("method", "send"))[is_alone]
-        word, content = self.ask(kind, name, arguments if target is None else (target, *arguments), keywords)
+        origin = _RETURNED if target is None or name == "__call__" else min(target._origin, _REACHED)
+        word, content = self.ask(kind, name, arguments if target is None else (target, *arguments), keywords, origin)
         if word == "changed" and type(content) is tuple and len(content) == 3:
             value, now, named = content
             if type(now) is list and len(now) == len(arguments) and type(named) is dict and named.keys() == keywords.keys():
@@ -146,7 +185,8 @@ class Link:
 
     def do(self, operation: str, *arguments: Any) -> Any:
         """The value of an operation on objects of the program; raises what it raised."""
-        return self._value(*self.ask("do", operation, arguments))
+        origins = [value._origin for value in arguments if isinstance(value, Remote)]
+        return self._value(*self.ask("do", operation, arguments, origin=min(_REACHED, *origins)))
 
     def build(self, kind: RemoteClass, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """A new instance."""
@@ -160,11 +200,11 @@ class Link:
             plain = tuple(decode(part) for part in content[1:])
         except (BadFrame, TypeError):
             raise self._fail("the program sent something that is no reply") from None
-        return RemoteObject(self, content[0], is_meant=kind.is_meant, plain=plain)
+        return RemoteObject(self, content[0], kind._origin, plain)
 
     def attribute(self, target: Remote, name: str) -> Any:
         """An attribute of an object of the program; a method can be called."""
-        word, content = self.ask("do", "getattr", (target, name))
+        word, content = self.ask("do", "getattr", (target, name), origin=min(_REACHED, target._origin))
         if word == "method":
             return RemoteFunction(self, name, target)
         return self._value(word, content)
@@ -205,11 +245,11 @@ class Link:
         self.raised_name = next(one.__name__ for one in kind.__mro__ if one is exception_class(one.__name__))
         return self.raised
 
-    def _remote(self, handle: list[Any]) -> Any:
+    def _remote(self, handle: list[Any], origin: int) -> Any:
         """What a handle that the program sent stands for here. Raises ValueError for what is none."""
         if len(handle) != 2 or type(handle[0]) is not int or handle[1] not in ("object", "class"):
             raise ValueError("no handle")
-        return RemoteClass(self, handle[0]) if handle[1] == "class" else RemoteObject(self, handle[0])
+        return (RemoteClass if handle[1] == "class" else RemoteObject)(self, handle[0], origin)
 
 
 def _take_over(mine: Any, theirs: Any) -> None:
@@ -231,6 +271,8 @@ class RemoteFunction:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there."""
+        if self._target is not None:
+            self._link.check_asked(self._target, self.__name__, arguments, keywords, is_alone=self._is_alone)
         return self._link.call(self.__name__, arguments, keywords, self._target, is_alone=self._is_alone)
 
     def alone(self) -> RemoteFunction:
@@ -246,14 +288,19 @@ def _handle_of(value: Any) -> Any:
 
 
 class Remote:
-    """An object that stays with the program. `_meant`: of a class that the tests name as one, with a capital letter, so that operations
-    with plain values are asked for and not smuggled in as the result of a function. `_plain`: its value, where it is one as well."""
+    """An object that stays with the program. `_origin`: where the tests have it from. `_plain`: its value, where it is one as well."""
 
-    __slots__ = ("_link", "_meant", "_number", "_plain")
+    __slots__ = ("_link", "_number", "_origin", "_plain")
 
-    def __init__(self, link: Link, number: int, *, is_meant: bool = False, plain: tuple[Any, ...] = ()) -> None:
-        for name, value in (("_link", link), ("_number", number), ("_meant", is_meant), ("_plain", plain)):
+    def __init__(self, link: Link, number: int, origin: int, plain: tuple[Any, ...] = ()) -> None:
+        for name, value in (("_link", link), ("_number", number), ("_origin", origin), ("_plain", plain)):
             object.__setattr__(self, name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        """An operator's method that the tests name is the program's; Python itself looks for them in the class."""
+        if name in _BY_OPERATORS:
+            return RemoteFunction(self._link, name, self)
+        return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         """Asked of the program."""
@@ -295,11 +342,6 @@ class RemoteClass(Remote):
 
     __slots__ = ()
 
-    @property
-    def is_meant(self) -> bool:
-        """Whether the tests name it as a class."""
-        return bool(self._meant)
-
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Make an instance there."""
         return self._link.build(self, arguments, keywords)
@@ -332,6 +374,7 @@ class RemoteObject(Remote):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there."""
+        self._link.check_asked(self, "__call__", arguments, keywords)
         return self._link.call("__call__", arguments, keywords, self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -352,6 +395,7 @@ class RemoteObject(Remote):
 
     def __getitem__(self, key: Any) -> Any:
         """An item."""
+        self._link.check_asked(self, "getitem", (key,), {})
         return self._link.do("getitem", self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -364,7 +408,7 @@ class RemoteObject(Remote):
 
     def __contains__(self, value: Any) -> bool:
         """As the program has it of what the tests made; of another object by looking through it here."""
-        if self._meant or isinstance(value, Remote):
+        if self._origin == _BUILT or isinstance(value, Remote):
             return self._link.do("contains", self, value) is True
         return any(value == item for item in self)
 
@@ -372,18 +416,18 @@ class RemoteObject(Remote):
         """Enter it there."""
         return self._link.call("__enter__", (), {}, self)
 
-    def __exit__(self, *_: object) -> Any:
-        """Leave it there, whatever happened here."""
-        return self._link.call("__exit__", (None, None, None), {}, self)
+    def __exit__(self, *_: object) -> None:
+        """Leave it there, whatever happened here; no word of the program's makes it good."""
+        self._link.call("__exit__", (None, None, None), {}, self)
 
 
 def _operator(name: str, *, reflected: bool = False, is_comparison: bool = False) -> Any:
     def method(self: RemoteObject, other: Any) -> Any:
-        if not isinstance(other, Remote) and (is_comparison or not self._meant):
+        if not isinstance(other, Remote) and (is_comparison or self._origin != _BUILT):
             return NotImplemented
         value = self._link.do(name, other, self) if reflected else self._link.do(name, self, other)
-        if type(value) is RemoteObject and self._meant:
-            object.__setattr__(value, "_meant", True)
+        if type(value) is RemoteObject and self._origin == _BUILT:
+            object.__setattr__(value, "_origin", _BUILT)
         return value
 
     return method
@@ -393,7 +437,7 @@ def _unary(name: str) -> Any:
     return lambda self: self._link.do(name, self)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+for _name in _OPERATIONS:
     _called = f"{_name}_" if _name in ("and", "or") else _name
     setattr(RemoteObject, f"__{_name}__", _operator(_called))
     setattr(RemoteObject, f"__r{_name}__", _operator(_called, reflected=True))
@@ -414,7 +458,7 @@ class Names(dict):  # type: ignore[type-arg]
         """Look the name up in the program. Raises KeyError, which Python turns into NameError."""
         if hasattr(builtins, name) or (name.startswith("__") and name.endswith("__")):
             raise KeyError(name)
-        word, content = self._link.ask("name", name)
+        word, content = self._link.ask("name", name, origin=_REACHED)
         if word == "function":
             self[name] = RemoteFunction(self._link, name)
         elif word in ("module", "imported") and content in SHARED_MODULES:
@@ -423,7 +467,7 @@ class Names(dict):  # type: ignore[type-arg]
         elif word == "exception" and type(content) is tuple and len(content) == 2:
             self[name] = self._link.exception(*content)
         elif word == "value" and isinstance(content, RemoteClass):
-            object.__setattr__(content, "_meant", name[:1].isupper())
+            object.__setattr__(content, "_origin", _BUILT if name[:1].isupper() else _REACHED)
             self[name] = content
         elif word == "value":
             self[name] = content
@@ -532,14 +576,17 @@ def _count_expected(tree: ast.AST) -> int:
 
 
 def _mark_calls_that_stand_alone(tree: ast.AST) -> None:
-    """Let every statement that is a call tell the function that nobody wants its value."""
+    """Let every statement that is a call tell the function, and those before it in a chain, that nobody wants its value."""
     import _ast
 
     for block in _blocks(tree, ("Expr",)):
         for node in block:
             if type(node).__name__ == "Expr" and type(node.value).__name__ == "Call":
-                place = _place(node)
-                node.value.func = _ast.Call(_ast.Name(_ALONE, _ast.Load(), **place), [node.value.func], [], **place)
+                place, call = _place(node), node.value
+                while type(call).__name__ == "Call":
+                    function = call.func
+                    call.func = _ast.Call(_ast.Name(_ALONE, _ast.Load(), **place), [function], [], **place)
+                    call = getattr(function, "value", None)
 
 
 def _always_fails(node: Any) -> bool:
