@@ -148,9 +148,10 @@ class FleetWorld:
         self.site.start()
         await self._until_served()
         lives = [self._switch_on(index, group) for index, group in enumerate(self._of_device)]
-        beside = [self.loop.create_task(work, name=name) for work, name in self._beside()]
+        sampling, *beside = [self.loop.create_task(work, name=name) for work, name in self._beside()]
         gc.freeze()
         await self._all_asked_or_broken(lives)
+        await sampling  # its last sample may fall on this moment
         await self._heal()
         for task in beside:
             task.cancel()
