@@ -91,7 +91,9 @@ class Curriculum:
         opened = {phase.source: open_source(phase.source) for phase in phases}
         phase_parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
         self._parts = [[part for part in parts if part.share] for parts in phase_parts]
-        self._named = {part.name: part for parts in reversed(phase_parts) for part in reversed(parts)}
+        self._named: dict[str, _Part] = {}
+        for part in (one for parts in phase_parts for one in parts):
+            self._named.setdefault(part.name, part)
         self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
         self._state = state
         self._seed = seed
