@@ -337,7 +337,8 @@ class GateConfig(Section):
     every: int = Field(10, ge=1, description="Steps between two judgements; a phase's last step is judged, too.")
     anchors: int = Field(16, ge=1, description="Stored items of each task that are answered.")
     max_drop: Rate = Field(
-        0.2, description="Most that a task's share of right answers may fall; a larger fall counts where it is beyond chance."
+        0.2,
+        description="Most that a task's share of right answers may fall from its best so far; more counts where it is beyond chance.",
     )
     rate_band: Rate = Field(
         0.15, description="Not used any more: the gate judges answers, and the help bias and the dial hold the share that asks."

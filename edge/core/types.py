@@ -261,6 +261,14 @@ class Demonstration:
     variants: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """A response of the model itself to another question, which it goes on giving while it learns from demonstrations."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
 GGUF_ADAPTER = "adapter.gguf"
 """The file in an adapter's folder that llama.cpp reads."""
 

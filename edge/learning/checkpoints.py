@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from edge.core.types import AdapterRef
 from edge.learning.step_reporter import OpenStep
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Position
+from edge.state.rows import Position, SimilarAnswer
 from edge.training.learner import Learner
 
 _PREFIX = "step-"
@@ -30,7 +30,8 @@ class StepManifest:
     """All that reporting and committing a step needs, so that a restart can do it.
 
     `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it,
-    `demonstrated` of those whose answer had to be shown.
+    `demonstrated` of those whose answer had to be shown; `kept`: what the model keeps
+    answering beside these.
     """
 
     opened: OpenStep
@@ -41,6 +42,7 @@ class StepManifest:
     cursor_after: int
     used: tuple[str, ...]
     demonstrated: tuple[str, ...]
+    kept: tuple[SimilarAnswer, ...]
     draft: StepFinished
     base: int
     gate_due: bool
@@ -59,6 +61,7 @@ class StepManifest:
             "cursor_after": self.cursor_after,
             "used": list(self.used),
             "demonstrated": list(self.demonstrated),
+            "kept": [astuple(one) for one in self.kept],
             "draft": self.draft.to_json(),
             "base": self.base,
             "gate_due": self.gate_due,
@@ -76,6 +79,7 @@ class StepManifest:
             cursor_after=data["cursor_after"],
             used=tuple(data.get("used", ())),
             demonstrated=tuple(data.get("demonstrated", ())),
+            kept=tuple(SimilarAnswer(*one) for one in data.get("kept", ())),
             draft=StepFinished.from_json(data["draft"]),
             base=int(data.get("base", step - 1)),
             gate_due=bool(data.get("gate_due")),

@@ -1,8 +1,9 @@
 """Judging a step's adapter before it is promoted.
 
 Anchors are a few items of every source learned so far, stored with the state so that a later change of phases or files does not change
-them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. The adapter in use is
-examined on an anchor once; its results are remembered until another one serves. All that is remembered is committed with the step.
+them. They are answered at temperature 0 with asking made impossible, without the cloud: what the weights can do. A candidate is compared,
+source by source, with the best of the adapters that led to the one in use, not with that one alone: many small falls would add up. All that
+is remembered is committed with the step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the gate remembers between judgements: anchors by source, and of the adapter in use what it got right and its rates by task."""
+    """What the gate remembers between judgements: anchors by source, of each what the best adapter so far got right, and the rates by task
+    of the adapter in use (`version`)."""
 
     version: int = 0
     anchors: Mapping[str, tuple[TaskItem, ...]] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class Memory:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def of_serving(self, version: int) -> Memory:
-        """The same, without what belongs to another adapter than the one in use."""
+        """The same; the anchors alone where another adapter serves than the one promoted last: then its results are the best so far."""
         return self if self.version == version else Memory(version, self.anchors)
 
     def to_json(self) -> str:
@@ -72,7 +74,7 @@ class Judgement:
 
     @property
     def before(self) -> float | None:
-        """Share of all anchors right with the adapter in use."""
+        """Share of all anchors right before, each source with its best adapter so far."""
         return together(self.anchors).before if self.anchors else None
 
     @property
@@ -120,17 +122,19 @@ class PromotionGate:
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
         right = _right(answers)
-        scores = []
+        scores, best = [], dict(memory.right)
         for source, own in candidates.items() if examined is not None else ():
             pairs = [(memory.right[one.key], right[one.key]) for one in own]
             lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
             if pairs:
                 example = next((one.item.question for one in own if memory.right[one.key] and not right[one.key]), "")
                 scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained, example))
+                if gained >= lost:
+                    best.update({one.key: right[one.key] for one in own})
         reason = refusal_of(scores, self.rules)
         exams = (*exams, *results(checkpoint.step, candidates, answers))
         if not reason:
-            memory = Memory(checkpoint.step, memory.anchors, right, {**memory.rates, event.task: rate.now})
+            memory = Memory(checkpoint.step, memory.anchors, best if scores else right, {**memory.rates, event.task: rate.now})
         return Judgement("refused" if reason else "promoted", reason, tuple(scores), rate, memory.to_json(), exams)
 
     def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:

@@ -7,7 +7,7 @@ the generation of the others. A failed call is data: its responses are masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
@@ -16,10 +16,9 @@ from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed, stream
-from edge.core.types import Demonstration, LocalResponse, Sampling, TaskItem
+from edge.core.types import LocalResponse, Sampling, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.costs import CallCost, weighted_rate
-from edge.dagrpo.demonstrations import demonstration, with_words_left_out
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import prompt_messages
@@ -39,7 +38,6 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
-from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.verifier import Verifier
 
 
@@ -49,8 +47,8 @@ class Batch:
 
     `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
     items whose questions must not leave this device; requests for help with them are masked, too. `help_bias`: nats on every decision to
-    ask; it belongs to the policy that is sampled from, and that learns. `demonstrates`: given answers are learned from where few
-    responses are right. `call_cost`: what a call costs where λ acts on tokens or money (None: each call counts the same).
+    ask; it belongs to the policy that is sampled from, and that learns. `call_cost`: what a call costs where λ acts on tokens or
+    money (None: each call counts the same).
     """
 
     step: int
@@ -60,7 +58,6 @@ class Batch:
     offline: bool = False
     stay_here: frozenset[str] = frozenset()
     help_bias: float = 0.0
-    demonstrates: bool = False
     call_cost: CallCost | None = None
 
     @classmethod
@@ -75,7 +72,6 @@ class Batch:
             opened.offline,
             plan.stay_here,
             bias,
-            plan.demonstrates,
             call_cost,
         )
 
@@ -133,7 +129,6 @@ class ScoredGroup:
 
     `lost_uusd`: what a call cost that brought no answer (None: no such call). `prompt_dual`: the λ that the prompt states (None: none).
     `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
-    `demonstration`: the given answer as a turn of the SLM, where it may be learned from.
     `cost_weight`: w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same.
     """
 
@@ -144,7 +139,6 @@ class ScoredGroup:
     cloud_reason: str = ""
     prompt_dual: float | None = None
     cloud_sample: tuple[int, ...] = ()
-    demonstration: Demonstration | None = None
     lost_uusd: int | None = None
     cost_weight: float = 1.0
 
@@ -231,7 +225,6 @@ class Rollout:
             outcome.reason,
             dual,
             await self._cloud_sample(item, len(group.prompt_ids), outcome.completion),
-            self.demonstration(item, batch.step, index) if batch.demonstrates else None,
             outcome.lost_uusd,
             weight,
         )
@@ -257,33 +250,9 @@ class Rollout:
         if not self.settings.cloud_samples or completion is None:
             return ()
         text = completion.text.strip()
-        tokens = self._as_a_turn(item, text, prompt_tokens)
+        tokens = as_a_turn(self.backend, self.settings, item, text, prompt_tokens)
         known = tokens and await is_judged(self.verifier, item, text)
         return tokens if known and await judge(self.verifier, item, text) else ()
-
-    def demonstration(self, item: TaskItem, step: int, index: int) -> Demonstration | None:
-        """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
-        settings, dual = self.settings, drawn_dual(self.settings, step, index)
-        prompt_ids = self.backend.prompt_ids(prompt_messages(item, settings.prompt_form, dual))
-        tokens = self._as_a_turn(item, demonstration(item), len(prompt_ids))
-        if not tokens:
-            return None
-        rng = stream(settings.seed, "variants", step, index)
-        questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
-        variants = [
-            self.backend.prompt_ids(prompt_messages(replace(item, question=question), settings.prompt_form, dual))
-            for question in questions
-        ]
-        return Demonstration(prompt_ids, tokens, tuple(variants))
-
-    def _as_a_turn(self, item: TaskItem, text: str, prompt_tokens: int) -> tuple[int, ...]:
-        """A text that the SLM could have written, in its tokens: an answer in its format, no longer than its own responses; else ()."""
-        form = check_format(text, item.max_steps)
-        if not form.ok or form.asks_help:
-            return ()
-        tokens = self.backend.response_tokens(text)
-        longest = min(self.settings.max_tokens, self.backend.tokenizer.context_tokens - prompt_tokens)
-        return tokens if len(tokens) <= longest else ()
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""
@@ -305,6 +274,18 @@ class Rollout:
         correct = await judge(self.verifier, item, composed)
         reward = task_reward(Outcome(correct, format_ok, asked))
         return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
+
+
+def as_a_turn(
+    backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int
+) -> tuple[int, ...]:
+    """A text that the SLM could have written, in its tokens: an answer in its format, no longer than its own responses; else ()."""
+    form = check_format(text, item.max_steps)
+    if not form.ok or form.asks_help:
+        return ()
+    tokens = backend.response_tokens(text)
+    longest = min(settings.max_tokens, backend.tokenizer.context_tokens - prompt_tokens)
+    return tokens if len(tokens) <= longest else ()
 
 
 def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None:

@@ -18,6 +18,7 @@ from edge.evaluation.scores import Scores, score
 from edge.inference.backend import InferenceBackend
 from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents, AgentSettings
+from edge.learning.imitation import GivenAnswers
 from edge.learning.promotion import Exam, PromotionGate
 from edge.learning.rollback import RollbackMonitor
 from edge.learning.rollout import Rollout
@@ -97,6 +98,7 @@ class TrainingSession:
             backend=adapter.backend,
             rollout_backend=engine,
             rollout=Rollout(engine, self.cloud, components.verifier, components.policy, components.clock, settings.rollout),
+            given=GivenAnswers(engine, settings.rollout, components.state),
             method=settings.method,
             learner=self.learner,
             group_size=settings.rollout.group_size,

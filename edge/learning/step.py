@@ -20,6 +20,7 @@ from edge.dagrpo.dual import EXPLORED_RATE
 from edge.inference.backend import InferenceBackend
 from edge.learning.checkpoints import Checkpoint, Checkpoints, StepManifest
 from edge.learning.curriculum import StepPlan
+from edge.learning.imitation import GivenAnswers, ImitationBatch
 from edge.learning.methods import Method, StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
@@ -45,6 +46,7 @@ class LearningStep:
     backend: InferenceBackend
     rollout_backend: InferenceBackend
     rollout: Rollout
+    given: GivenAnswers
     method: Method
     learner: Callable[[], Learner]
     group_size: int
@@ -75,6 +77,7 @@ class LearningStep:
             groups = await self.rollout.collect(
                 Batch.of(plan, opened, self._call_cost()), lambda done: self.sink.emit(replace(progress, done=done))
             )
+            given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
             self._notify(groups)
         self.interruptible = False
         try:
@@ -83,10 +86,10 @@ class LearningStep:
             with phase("update"):
                 learner = self.learner()
                 report = await learner.update([one.training_group() for one in advantages])
-                imitation = await self._imitate(learner, plan, groups)
+                imitation = await learner.imitate(given.demonstrations, given.kept, given.most) if given.demonstrations else None
             with phase("save"):
                 seconds = phase.so_far(self.rollout.cloud_s)
-                manifest = self._manifest(plan, opened, groups, (report, imitation), seconds, base)
+                manifest = self._manifest(plan, opened, groups, given, (report, imitation), seconds, base)
                 saved = await self.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
@@ -128,17 +131,6 @@ class LearningStep:
             self._report_judgement(event, lineage, judgement)
         return event
 
-    async def _imitate(self, learner: Learner, plan: StepPlan, groups: Sequence[ScoredGroup]) -> Imitation | None:
-        """Learn from given answers where few responses of the step are right by themselves: what is hardly ever sampled cannot be learned
-        from samples. The step's other answers are among them, so that a new one does not take the place of a known one; and beside steps on
-        other tasks one update keeps up what is known."""
-        given = [group.demonstration for group in groups if group.demonstration]
-        if any(group.demonstration and not group.knows for group in groups):
-            return await learner.imitate(given)
-        rehearsed = (self.rollout.demonstration(item, plan.step, index) for index, item in enumerate(plan.rehearsed))
-        known = [one for one in rehearsed if one]
-        return await learner.imitate(known, most=1) if known else None
-
     def _target_rate(self, plan: StepPlan) -> float:
         """τ: the plan's, or what the budget leaves; asking is kept from dying out where it leaves nothing."""
         paced = None if self.pace is None else self.pace.rate()
@@ -155,13 +147,13 @@ class LearningStep:
         plan: StepPlan,
         opened: OpenStep,
         groups: Sequence[ScoredGroup],
+        given: ImitationBatch,
         learned: tuple[LearnerReport, Imitation | None],
         seconds: StepSeconds,
         base: int,
     ) -> StepManifest:
         """All that the rest of the step needs, so that a restart can do it."""
         before = next(iter(self.state.steps(last=1)), None)
-        shown = {group.item.id for group in groups if group.demonstration and not group.knows}
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
         return StepManifest(
@@ -172,8 +164,19 @@ class LearningStep:
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
             used=plan.used,
-            demonstrated=tuple(key for item, key in zip(plan.items, plan.used, strict=False) if item.id in shown),
-            draft=step_event(plan, opened, groups, *learned, seconds, before, self.measure(), by_cost=self.pace is not None),
+            demonstrated=given.shown,
+            kept=given.found,
+            draft=step_event(
+                plan,
+                opened,
+                groups,
+                *learned,
+                seconds,
+                before,
+                self.measure(),
+                shown=len(given.shown),
+                by_cost=self.pace is not None,
+            ),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )
@@ -216,6 +219,7 @@ class LearningStep:
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,
                 demonstrated=manifest.demonstrated,
+                kept=manifest.kept,
             )
         )
         return event, lineage

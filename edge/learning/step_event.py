@@ -39,11 +39,12 @@ def step_event(
     before: StepFinished | None = None,
     measure: StepMeasure | None = None,
     *,
+    shown: int = 0,
     by_cost: bool = False,
 ) -> StepFinished:
     """The step's event. λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed.
 
-    `before`: the last committed step, whose totals this one adds to.
+    `before`: the last committed step, whose totals this one adds to. `shown`: given answers that were imitated.
     """
     responses = [scored for group in groups for scored in group.responses]
     judged = [scored for scored in responses if scored.judged]
@@ -109,7 +110,7 @@ def step_event(
             clipped_share=report.clipped_share,
             learning_rate=report.learning_rate,
             learner_skipped=report.skipped,
-            demonstrations=sum(group.demonstration is not None and not group.knows for group in groups),
+            demonstrations=shown,
             imitation_updates=imitation.updates if imitation else 0,
         ),
         adapter=StepAdapter(plan.step),

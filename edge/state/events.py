@@ -338,7 +338,7 @@ class AdapterSwapped(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnchorsJudged:
-    """One source's anchors at the gate: how many, and the shares right with the adapter in use and with the candidate. `example`: the
+    """One source's anchors at the gate: how many, and the shares right with the best adapter so far and with the candidate. `example`: the
     question of one that the candidate lost."""
 
     source: str

@@ -106,6 +106,7 @@ class StateFolder(StateReader):
                 self._db.execute(
                     "INSERT INTO demonstrated VALUES (?, 1) ON CONFLICT (item) DO UPDATE SET times = times + 1", (item,)
                 )
+            self._db.executemany("REPLACE INTO kept_answers VALUES (?, ?, ?)", map(astuple, commit.kept))
             if commit.unreported is not None:
                 self._queue(commit.unreported)
 

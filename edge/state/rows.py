@@ -139,6 +139,15 @@ class WentBackRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SimilarAnswer:
+    """What the model answers to a question like that of an item whose answer is given, and goes on answering."""
+
+    item: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """All that one finished step changes."""
 
@@ -156,5 +165,7 @@ class Commit:
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()
     used: tuple[str, ...] = ()
-    demonstrated: tuple[str, ...] = ()
     """Keys of one's own items that were learned from, each one use more."""
+    demonstrated: tuple[str, ...] = ()
+    """Keys of the items whose given answer was shown."""
+    kept: tuple[SimilarAnswer, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -38,6 +38,10 @@ CREATE TABLE demonstrated (item TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT
 """
 """How long the question of a call was, and what was asked since a time, both for the pace of a budget; how often an item's given answer
 had to be shown."""
+_OF_VERSION_6 = """
+CREATE TABLE kept_answers (item TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (item, question)) STRICT;
+"""
+"""What the model keeps answering to questions like that of an item whose answer is given."""
 _EXAMS = """
 CREATE TABLE exams (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, adapter_version INTEGER NOT NULL, source TEXT NOT NULL, task TEXT NOT NULL,
@@ -73,12 +77,13 @@ CREATE TABLE outbox (
     uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-{_OF_VERSION_3}{_OF_VERSION_5}"""
+{_OF_VERSION_3}{_OF_VERSION_5}{_OF_VERSION_6}"""
 _MIGRATIONS = {
     1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
     2: _OF_VERSION_3,
     3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
     4: _OF_VERSION_5,
+    5: _OF_VERSION_6,
 }
 """From each older version to the next."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import StateError
-from edge.core.types import AdapterRef, Demonstration, TrainingGroup
+from edge.core.types import AdapterRef, Demonstration, KeptAnswer, TrainingGroup
 from edge.training.learner import Imitation, LearnerReport
 
 STATE_FILE = "learner.json"
@@ -19,6 +19,7 @@ class ScriptedLearner:
     def __init__(self, refuse: str = "") -> None:
         self.updates: list[tuple[TrainingGroup, ...]] = []
         self.demonstrations: list[tuple[Demonstration, ...]] = []
+        self.kept: list[tuple[KeptAnswer, ...]] = []
         self.exports: list[AdapterRef] = []
         self.step = 0
         self._refuse = refuse
@@ -45,9 +46,10 @@ class ScriptedLearner:
             skipped=skipped,
         )
 
-    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = 1) -> Imitation:
-        """Record the demonstrations; one update."""
+    async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = 1) -> Imitation:
+        """Record the demonstrations and what is kept beside them; one update."""
         self.demonstrations.append(tuple(demonstrations))
+        self.kept.append(tuple(kept))
         self.step += 1
         return Imitation(1, 0.0, 0.0, 0.0)
 

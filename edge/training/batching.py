@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from edge.core.types import BiasedDecision, Demonstration, TrainingGroup, TrainingSample
+from edge.core.types import BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample
 
 Item = TypeVar("Item")
 
@@ -87,6 +87,16 @@ def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[
     return [
         Row(prompt, one.token_ids, (0.0,) * len(one.token_ids), 1.0 / len(pairs), off_policy=True, imitated=True)
         for one, prompt in pairs
+    ]
+
+
+def kept_rows(kept: Sequence[KeptAnswer], update: int, most: int) -> list[Row]:
+    """Rows whose loss is the mean negative log-likelihood (nats) of the next `most` kept answers; each update goes on where the one
+    before ended, and begins again."""
+    chosen = [kept[(update * most + place) % len(kept)] for place in range(min(most, len(kept)))]
+    return [
+        Row(one.prompt_ids, one.token_ids, (0.0,) * len(one.token_ids), 1.0 / len(chosen), off_policy=True, imitated=True)
+        for one in chosen
     ]
 
 

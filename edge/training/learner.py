@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from edge.core.errors import NotFinite
-from edge.core.types import AdapterRef, Demonstration, TrainingGroup
+from edge.core.types import AdapterRef, Demonstration, KeptAnswer, TrainingGroup
 
 Precision = Literal["auto", "fp32", "bf16"]
 PrefixSharing = Literal["auto", "shared", "plain"]
@@ -117,6 +117,8 @@ MOST_IMITATIONS, ENOUGH_NATS = 16, 0.3
 
 Measured on nano-edge at the usual learning rate: five corrections need 40 to 60 updates.
 """
+KEPT_PER_DEMONSTRATION = 3
+"""Kept answers in an update, for each demonstration."""
 LARGEST_WEIGHT = 1e4
 """Beyond it an adapter is of no use; weights of adapters lie far below 1."""
 
@@ -137,8 +139,13 @@ class Learner(Protocol):
         """One optimiser step."""
         ...
 
-    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = MOST_IMITATIONS) -> Imitation:
-        """Supervised updates on these right responses, one at least and so many at most, until they are likely enough."""
+    async def imitate(
+        self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
+    ) -> Imitation:
+        """Supervised updates on these right responses, one at least and so many at most, until they are likely enough.
+
+        Each update takes some of the `kept` answers beside them, with the same weight in all.
+        """
         ...
 
     async def export(self, folder: Path, version: int) -> AdapterRef:

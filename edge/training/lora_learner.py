@@ -25,10 +25,18 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
 from edge.core.files import replacing, replacing_folder
 from edge.core.limits import MOST_STEPS
-from edge.core.types import GGUF_ADAPTER, AdapterRef, Demonstration, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, Demonstration, KeptAnswer, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
-from edge.training.batching import Row, imitated_rows, is_live, live_rows
-from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport, LearnerSettings, LoraSpec
+from edge.training.batching import Row, imitated_rows, is_live, kept_rows, live_rows
+from edge.training.learner import (
+    ENOUGH_NATS,
+    KEPT_PER_DEMONSTRATION,
+    MOST_IMITATIONS,
+    Imitation,
+    LearnerReport,
+    LearnerSettings,
+    LoraSpec,
+)
 from edge.training.lora import write_peft_folder
 from edge.training.loss import NO_TOKENS, MismatchSums
 from edge.training.memory import does_not_fit
@@ -89,9 +97,11 @@ class LoraLearner(ABC):
         """
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
 
-    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = MOST_IMITATIONS) -> Imitation:
+    async def imitate(
+        self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
+    ) -> Imitation:
         """Supervised updates on right responses, until they are likely enough (edge/training/learner.py)."""
-        return await self._worker.run(self._imitate_job(tuple(demonstrations), most), Priority.TRAINING)
+        return await self._worker.run(self._imitate_job(tuple(demonstrations), tuple(kept), most), Priority.TRAINING)
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
         """The passes of an update, with as much memory beside them as the optimiser will take. Raises EdgeError when it runs out."""
@@ -191,15 +201,22 @@ class LoraLearner(ABC):
         finally:
             self._discard_gradient()
 
-    def _imitate_job(self, demonstrations: Sequence[Demonstration], most: int) -> Job[Imitation]:
+    def _imitate_job(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer], most: int) -> Job[Imitation]:
         nats: list[float] = []
-        seconds = 0.0
-        while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
-            report = yield from self._updated_on(imitated_rows(demonstrations, len(nats)), (), tally := Tally())
-            nats.append(tally.loss)
-            seconds += report.seconds
-            if report.skipped:
-                break
+        seconds, kept_each = 0.0, KEPT_PER_DEMONSTRATION * len(demonstrations)
+        try:
+            while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
+                if kept:
+                    rows = kept_rows(kept, len(nats), kept_each)
+                    yield from self._timed(self._gradient(rows, beside := Tally()), beside)
+                    seconds += beside.seconds
+                report = yield from self._updated_on(imitated_rows(demonstrations, len(nats)), (), tally := Tally())
+                nats.append(tally.loss)
+                seconds += report.seconds
+                if report.skipped:
+                    break
+        finally:
+            self._discard_gradient()
         return Imitation(len(nats), nats[0], nats[-1], seconds)
 
     def _optimise_once(self, tally: Tally) -> tuple[float, str]:

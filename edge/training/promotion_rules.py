@@ -1,6 +1,6 @@
 """The rules by which a candidate adapter may serve.
 
-No task's anchors (a few stored items) may have fallen too far below what the adapter in use makes of them, nor those of all tasks
+No task's anchors (a few stored items) may have fallen too far below what the best adapter so far made of them, nor those of all tasks
 together. A fall counts where it is larger than allowed and beyond chance as well, so that no single item, and no small file of them,
 decides. How often a candidate asks is not judged: the help bias holds the rate while learning, the dial when people are answered.
 
@@ -40,7 +40,7 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True)
 class AnchorScore:
-    """What became of one source's anchors: how many were right with the adapter in use, how many of these the candidate lost, and how
+    """What became of one source's anchors: how many were right with the best adapter so far, how many of these the candidate lost, and how
     many it gained that were wrong. `example`: the question of one that was lost."""
 
     source: str
@@ -52,7 +52,7 @@ class AnchorScore:
 
     @property
     def before(self) -> float:
-        """Share right with the adapter in use; 0 of none."""
+        """Share right with the best adapter so far; 0 of none."""
         return self.right / self.items if self.items else 0.0
 
     @property
@@ -80,7 +80,7 @@ def refusal_of(anchors: Sequence[AnchorScore], rules: GateRules) -> str:
     named = [score for score in fallen if score in anchors]
     return "; ".join(
         f"{score.source}: {_percent(score.after)} of {score.items} validation questions right, "
-        f"{_percent(score.before)} with the active adapter"
+        f"{_percent(score.before)} with the best adapter so far"
         + (f', lost for example "{shown(visible(" ".join(score.example.split())))}"' if score.example else "")
         for score in named or fallen
     )

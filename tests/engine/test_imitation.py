@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge.core.types import Demonstration
+from edge.core.types import Demonstration, KeptAnswer
 from edge.core.worker import EngineWorker
+from edge.training.batching import kept_rows
 from edge.training.learner import MOST_IMITATIONS, UpdateRule
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
@@ -42,3 +43,21 @@ async def test_what_is_likely_enough_is_left_after_one_update(worker: EngineWork
     assert (await learner.imitate(shown)).updates == 1
     report = await learner.update(random_groups(1))
     assert not report.skipped, "an ordinary update goes on from there"
+
+
+async def test_kept_answers_stay_likelier_than_they_would(worker: EngineWorker) -> None:
+    kept = [KeptAnswer(OTHER, (20, 21, 0)), KeptAnswer((1, 4, 3), (22, 0))]
+    likely = []
+    for beside in ([], kept):
+        learner = tiny_learner(worker)
+        imitation = await learner.imitate([Demonstration(PROMPT, ANSWER)], beside)
+        likely.append(sum([sum(await learner.logprobs(one.prompt_ids, one.token_ids)) for one in kept]))
+    assert likely[1] > likely[0] + 1.0
+    assert imitation.nats < imitation.nats_before, "the loss that is reported is that of the demonstrations"
+
+
+def test_each_update_takes_the_next_kept_answers() -> None:
+    kept = [KeptAnswer((number,), (number, 0)) for number in range(5)]
+    taken = [[row.token_ids[0] for row in kept_rows(kept, update, 3)] for update in range(3)]
+    assert taken == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
+    assert [row.coefficient for row in kept_rows(kept[:2], 0, 3)] == [0.5, 0.5]

@@ -383,6 +383,7 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
             "waits",
             "calls_in_doubt",
             "demonstrated",
+            "kept_answers",
         ):
             state.database.execute(f"DROP TABLE {table}")
         for column in ("uncalled_units", "own_rate"):
@@ -400,6 +401,7 @@ def test_a_state_folder_of_format_4_keeps_what_learning_spent(tmp_path: Path) ->
     with StateFolder(folder) as state:
         state.database.execute("DROP INDEX requests_by_time")
         state.database.execute("DROP TABLE demonstrated")
+        state.database.execute("DROP TABLE kept_answers")
         state.database.execute("ALTER TABLE learning_spend DROP COLUMN chars")
         state.database.execute("INSERT INTO learning_spend VALUES ('k', '2026-11-01', 5.0, 'math', 40, 60, 1)")
         state.database.execute("PRAGMA user_version = 4")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from edge.config.schema import PhaseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.demonstrations import demonstration, given_answer, with_words_left_out
+from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
 from edge.dagrpo.format import check_format
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
 from edge.tasks.jsonl import read_items
@@ -94,6 +96,18 @@ def test_leaving_words_out_leaves_one_at_least_and_changes_no_other_line(questio
     assert set(left.split()) <= set(first.split()) and bool(left.split()) == bool(first.split())
 
 
+@given(st.text(max_size=40), st.integers(0, 99), st.lists(st.sampled_from(["boat", "mill"]), max_size=2))
+def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text: str, seed: int, others: list[str]) -> None:
+    similar = similar_question(f"{text}\nA) dog", random.Random(seed), others, lambda word: (len(word),))
+    assert similar.partition("\n")[2] == f"{text}\nA) dog".partition("\n")[2]
+    made = [similar_question("Are 18 kg 9 lb?", random.Random(n), ["mill"], lambda word: (len(word),)) for n in range(99)]
+    assert {one.split()[1] == "18" for one in made} == {one.split()[3] == "9" for one in made} == {True, False}
+    assert {"mill" in one for one in made} == {True, False}
+    assert similar_question("Where is it?", random.Random(seed), ["mill"], lambda word: (len(word),)) in (
+        "mill is it?", "Where mill it?", "mill mill it?", "Where is mill?", "mill is mill?", "Where mill mill?", "mill mill mill?",
+    )  # fmt: skip
+
+
 def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> None:
     assert [is_task_file(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
         True, False, False, False, False,
@@ -126,6 +140,50 @@ async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_oth
     assert len(imitated) == 2, "a known answer is among them"
     assert all(one.variants for one in imitated)
     assert (own.update.demonstrations, own.update.imitation_updates) == (1, 1)
+
+
+def kept_questions(world: World) -> dict[str, str]:
+    """Each question whose answer is kept, with that answer."""
+    with closing(sqlite3.connect(world.folder / "agent.sqlite")) as database:
+        rows = database.execute("SELECT question, answer FROM kept_answers").fetchall()
+    return {question: final_answer(text) for question, text in rows if question != "What is 1 + 1?"}
+
+
+async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_first_showing_on(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
+    corrected(tmp_path / "state", 1)
+
+    def sure(messages: object, sampling: object, seed: int) -> str:
+        """Wrong where it is corrected, unsure of even numbers, and of odd ones sure of some answer."""
+        number = number_in(messages[-1].content)  # type: ignore[index]
+        return local_answer(999 if "What is 1 + 1?" in messages[-1].content else 1000 + number if number % 2 else seed)  # type: ignore[index]
+
+    world.script = sure  # type: ignore[assignment]
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        kept = kept_questions(world)
+        assert kept and all(number_in(question) % 2 for question in kept)
+        assert all(answer == str(1000 + number_in(question)) for question, answer in kept.items())
+        world.script = lambda messages, sampling, seed: local_answer(7)  # spilled over to everything
+        await agent.learn(max_steps=2)
+    (learner,) = world.learners
+    assert len(learner.demonstrations) == 3, "two own steps, and a rehearsal between them"
+    assert [len(some) for some in learner.kept] == [len(kept)] * 3
+    assert kept_questions(world) == kept
+
+
+async def test_a_question_whose_answer_is_given_meanwhile_is_not_kept(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
+    world.script = lambda messages, sampling, seed: local_answer(7)
+    corrected(tmp_path / "state", 1)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        give(agent.components.state, number_in(next(iter(kept_questions(world)))))
+        await agent.learn(max_steps=2)
+    (learner,) = world.learners
+    prompts = [{one.prompt_ids for one in some} for some in learner.demonstrations]
+    assert len(prompts[-1]) == 2
+    assert not any(one.prompt_ids in prompts[-1] for one in learner.kept[-1])
 
 
 async def test_practice_and_answers_that_are_known_are_not_imitated(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, Demonstration, TrainingGroup
+from edge.core.types import AdapterRef, Demonstration, KeptAnswer, TrainingGroup
 from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport
 from tools.simulate.fleet.backend import OUTCOMES, question_of, read_mind, write_mind
 from tools.simulate.fleet.machine import Machine
@@ -47,7 +47,9 @@ class SimulatedLearner:
             skipped="" if live else "no group with an advantage",
         )
 
-    async def imitate(self, demonstrations: Sequence[Demonstration], most: int = MOST_IMITATIONS) -> Imitation:
+    async def imitate(
+        self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
+    ) -> Imitation:
         """Steps towards these responses' outcomes, in the time that the device takes for their tokens, until they are likely enough."""
         shown = [(question_of(one.prompt_ids), OUTCOMES[one.token_ids[0] - 1]) for one in demonstrations]
         each = sum(len(one.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s

@@ -1,0 +1,147 @@
+"""What a step imitates: given answers where few of its responses are right, and beside them answers that the model keeps.
+
+Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had six
+after it had learned one other sum (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
+questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+from edge.core.concurrency import all_of
+from edge.core.errors import EdgeError
+from edge.core.rng import derive_seed, stream
+from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, Sampling, TaskItem
+from edge.dagrpo.answers import final_answer
+from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
+from edge.dagrpo.prompts import prompt_messages
+from edge.evaluation.judging import Candidate, RolloutSettings
+from edge.inference.backend import InferenceBackend
+from edge.learning.curriculum import StepPlan
+from edge.learning.rollout import ScoredGroup, as_a_turn, drawn_dual
+from edge.state.folder import StateFolder
+from edge.state.rows import SimilarAnswer
+from edge.training.learner import MOST_IMITATIONS
+
+_SIMILAR, _SAMPLES = 16, 3
+"""Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
+_MOST_WORDS, _TRIES = 256, 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ImitationBatch:
+    """For `Learner.imitate`. `shown`: keys of the items whose answer has to be shown; `found`: what is to be kept from now on."""
+
+    demonstrations: tuple[Demonstration, ...]
+    kept: tuple[KeptAnswer, ...] = ()
+    most: int = MOST_IMITATIONS
+    shown: tuple[str, ...] = ()
+    found: tuple[SimilarAnswer, ...] = ()
+
+
+@dataclass
+class GivenAnswers:
+    """Makes the batches, from the engine that samples for the learner."""
+
+    backend: InferenceBackend
+    settings: RolloutSettings
+    state: StateFolder
+
+    async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
+        """The step's given answers where few responses are right by themselves: what is hardly ever sampled cannot be learned from
+        samples. The step's other answers are among them, so that a new one does not take the place of a known one; and beside steps on
+        other tasks one update keeps up what is known."""
+        given = [group for group in groups if plan.demonstrates and demonstration(group.item)]
+        items, unknown = [(group.item, group.prompt_dual) for group in given], [one.item for one in given if not one.knows]
+        if not unknown:
+            items = [(item, drawn_dual(self.settings, plan.step, index)) for index, item in enumerate(plan.rehearsed)]
+        stored = {Candidate(item).key: self._stored(Candidate(item).key) for item, _ in items}
+        new = {Candidate(item).key: item for item, _ in items if not stored[Candidate(item).key]}
+        found = [one for some in await all_of(self._found(*one, plan.step) for one in new.items()) for one in some]
+        made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual) in enumerate(items)]
+        demonstrations = tuple(one for one in made if one is not None)
+        if not demonstrations:
+            return ImitationBatch(())
+        kept = self._kept([item for item, _ in items], [*chain.from_iterable(stored.values()), *found])
+        stream(self.settings.seed, "kept", plan.step).shuffle(kept)
+        shown = tuple(Candidate(item).key for item in unknown)
+        return ImitationBatch(demonstrations, tuple(kept), MOST_IMITATIONS if unknown else 1, shown, tuple(found))
+
+    def _demonstration(self, item: TaskItem, dual: float | None, step: int, index: int) -> Demonstration | None:
+        """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
+        prompt_ids = self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form, dual))
+        tokens = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
+        if not tokens:
+            return None
+        rng = stream(self.settings.seed, "variants", step, index)
+        questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
+        variants = [
+            self.backend.prompt_ids(prompt_messages(replace(item, question=question), self.settings.prompt_form, dual))
+            for question in questions
+        ]
+        return Demonstration(prompt_ids, tokens, tuple(variants))
+
+    async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
+        """What the model is sure of around a question whose answer it was not shown yet; and that answer, so that it is done once."""
+        rng = stream(self.settings.seed, "similar", key)
+        drawn = (similar_question(item.question, rng, self._words, self._rarity) for _ in range(_SIMILAR))
+        questions = [question for question in dict.fromkeys(drawn) if question != item.question]
+        sampling = Sampling(self.settings.temperature, self.settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
+
+        async def answered(number: int, question: str) -> SimilarAnswer | None:
+            messages = prompt_messages(replace(item, question=question), self.settings.prompt_form)
+            seeds = [derive_seed(self.settings.seed, "similar", step, key, number, sample) for sample in range(_SAMPLES)]
+            try:
+                responses = (await self.backend.sample_group(messages, sampling, seeds)).responses
+            except EdgeError:  # too long for the context
+                return None
+            return SimilarAnswer(key, question, responses[0].text) if _agree(responses) else None
+
+        answers = await all_of(answered(number, question) for number, question in enumerate(questions))
+        return [SimilarAnswer(key, item.question, demonstration(item)), *(one for one in answers if one is not None)]
+
+    def _stored(self, key: str) -> list[SimilarAnswer]:
+        query = "SELECT item, question, answer FROM kept_answers WHERE item = ? ORDER BY question"
+        return [SimilarAnswer(*row) for row in self.state.rows(query, (key,))]
+
+    def _kept(self, items: Iterable[TaskItem], answers: Iterable[SimilarAnswer]) -> list[KeptAnswer]:
+        """As turns of the SLM; none to a question whose answer is given meanwhile."""
+        by_key = {Candidate(item).key: item for item in items}
+        given, kept = {item.question for item in by_key.values()}, []
+        for one in answers:
+            item = replace(by_key[one.item], question=one.question)
+            prompt_ids = self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form))
+            tokens = as_a_turn(self.backend, self.settings, item, one.answer, len(prompt_ids))
+            if tokens and one.question not in given:
+                kept.append(KeptAnswer(prompt_ids, tokens))
+        return kept
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Some words of the model's vocabulary."""
+        rng, size = stream(self.settings.seed, "words"), self.backend.tokenizer.vocab_size
+        found: dict[str, None] = {}
+        for _ in range(_TRIES):
+            try:
+                text = self.backend.text_of([rng.randrange(size)])
+            except EdgeError:  # an id without a text
+                continue
+            if text.startswith(" ") and len(text) > 3 and text[1:].isalpha():
+                found[text[1:]] = None
+            if len(found) == _MOST_WORDS:
+                break
+        return list(found)
+
+    def _rarity(self, word: str) -> tuple[int, ...]:
+        """Words of more tokens are rarer, and of tokens that were merged later."""
+        tokens = self.backend.text_tokens(" " + word)
+        return (len(tokens), max(tokens, default=0))
+
+
+def _agree(responses: Sequence[LocalResponse]) -> bool:
+    finals = {final_answer(response.text) if response.finish is FinishReason.EOS else "" for response in responses}
+    return len(finals) == 1 and "" not in finals
