@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
-from edge.budget.limits import BudgetLimits, limits_of
+from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
 from edge.budget.pace import Pace, PriceUnit
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
 from edge.budget.target import Target
@@ -18,8 +18,9 @@ from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
-from edge.core.periods import period_end
-from edge.state.reader import OfTask, StateReader, used_by_task
+from edge.core.periods import period_began, period_end
+from edge.rpc.client import BudgetSnapshot
+from edge.state.reader import OfTask, StateReader, used_by_task, used_since
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
@@ -179,7 +180,43 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     dial = default_rate(state, settings.dial_rate) if rate is None or is_rate_set(state) else None
     terms = state.terms(task)
     target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
-    return held_to(limits, settings.cloud_name, target, clock.now())
+    if limits is not None and limits.words == NO_BUDGET_LIMITS.words and not has_set_limits(state):
+        limits = _reported_limits(stored_budget(state, task)) or limits
+    return held_to(limits, cloud_name_of(state, settings.cloud_name), target, clock.now())
+
+
+def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
+    """The limits that the coordinator reported last; None where it reported none, or of several periods."""
+    if known is None:
+        return None
+    limits = {limit: getattr(known.budget, limit) for limit, _, _ in UNITS.values()}
+    periods = {getattr(known.budget, period) or "total" for limit, _, period in UNITS.values() if limits[limit] is not None}
+    return BudgetLimits(**limits, period=periods.pop()) if len(periods) == 1 else None
+
+
+def budget_at_rest(
+    state: StateReader, known: KnownBudget | None, configured: BudgetLimits | None, now: float
+) -> KnownBudget | None:
+    """What the next agent is held to: the budget as it was known last, with the limits that hold now. Of a limit that is new, and of a
+    period that has begun since, this device's own records show what is used. `configured` None: the limits are another coordinator's.
+
+    A limit that was reported and is not in this configuration stays, unless somebody has set limits here: the agent may have had another.
+    """
+    limits = NO_BUDGET_LIMITS if configured is None else limits_of(state, configured)
+    if known is None and limits.words == NO_BUDGET_LIMITS.words:
+        return None
+    budget = known.budget if known else BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None)
+    fields: dict[str, Any] = {}
+    for unit, (limit_field, _, period_field) in UNITS.items():
+        reported = getattr(budget, limit_field), getattr(budget, period_field)
+        limit = getattr(limits, limit_field)
+        keeps = limit is None and (configured is None or not has_set_limits(state))
+        held = reported if keeps else (limit, "" if limit is None else limits.period)
+        period = held[1] or "total"
+        if known is None or held != reported or now >= period_end(period, known.as_of):
+            used = used_since(state.database, period_began(period, now))
+            fields |= {limit_field: held[0], period_field: held[1], unit: getattr(used, unit) + getattr(used, f"learning_{unit}")}
+    return KnownBudget(replace(budget, **fields), now) if fields else known
 
 
 def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
@@ -191,9 +228,12 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
 
     def of(task: str) -> TaskBudget:
-        known, terms = reported.get(task) or stored_budget(state, task), state.terms(task)
+        stored, terms = stored_budget(state, task), state.terms(task)
+        known = reported.get(task) or budget_at_rest(state, stored, settings.limits, clock.now())
         snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
-        quota = quota_of(task, known, snapshot, now, terms.dual if terms else None)
+        quota = quota_of(task, known, snapshot, now)
+        if task not in reported and stored is None:
+            quota = replace(quota, dual=terms.dual if terms else None)
         return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
 
     return Overview(

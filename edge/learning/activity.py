@@ -14,8 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from edge.core.clock import day_began, month_began
+from edge.core.clock import day_began
 from edge.core.errors import StateError
+from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
 from edge.learning.comparison import Asking, changed_examples, compare
@@ -123,7 +124,7 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
 
     Shares are None where there was nothing to count.
     """
-    month, steps = month_began(now), (made_steps or MadeSteps()).read(database)
+    month, steps = period_began("month", now), (made_steps or MadeSteps()).read(database)
     row = database.execute(
         "SELECT count(*), coalesce(sum(json_extract(record, '$.source') != 'cloud'), 0) FROM requests WHERE created_at >= ?",
         (month,),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,20 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
     assert found["gained"] == pytest.approx((3 + 0.5) / 4 - 2 / 4), "before, asking did not pay"
     assert read_headline(tmp_path, now) == found
     assert read_headline(tmp_path / "none", now)["answers"] == 0
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
+def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        with StateFolder(tmp_path) as state:
+            for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
+                state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
+            assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -> None:
