@@ -190,7 +190,9 @@ def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
     if known is None:
         return None
     limits = {limit: getattr(known.budget, limit) for limit, _, _ in UNITS.values()}
-    periods = {getattr(known.budget, period) or "total" for limit, _, period in UNITS.values() if limits[limit] is not None}
+    periods: set[Any] = {
+        getattr(known.budget, period) or "total" for limit, _, period in UNITS.values() if limits[limit] is not None
+    }
     return BudgetLimits(**limits, period=periods.pop()) if len(periods) == 1 else None
 
 

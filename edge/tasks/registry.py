@@ -56,7 +56,7 @@ def data_set_of(name: str) -> DataSet | None:
 
 def own_file(name: str) -> JsonLinesSource | None:
     """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
-    return None if name.startswith("practice:") or data_set_of(name) is not None else _task_file(name)
+    return _task_file(name) if is_task_file(name) else None
 
 
 def _task_file(name: str) -> JsonLinesSource:

@@ -6,7 +6,7 @@ import { TaskCharts, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
 import { counted, moment, money, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
-import { sourceName } from "./words.js";
+import { LEARNED_FROM, sourceName } from "./words.js";
 
 const SINCE_S = 86400;
 const REPORT_EVERY_TICKS = 12;
@@ -123,7 +123,7 @@ function reportParts(report) {
 // Each task's validation questions before and after, and a few that changed.
 function comparedParts(tasks) {
   const rows = tasks.map((one) => [
-    sourceName(one.source), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
+    sourceName(one.source) + (one.learned_from ? ` (${LEARNED_FROM})` : ""), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
     one.in_the_end ? fromTo(percent(one.in_the_end.before), `${percent(one.in_the_end.after)} at a rate up to ${percent(one.in_the_end.rate)}`) : null,
     changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null,
   ]);
