@@ -85,7 +85,7 @@ async def _run(
         agent, stop = build_agent(config, FanOutSink([console.sink, figures]), lives_here=True), asyncio.Event()
 
         def begin_stop() -> None:
-            console.say("stopping after the work in progress; Ctrl-C again stops at once")
+            console.say("stopping after the work in progress; Ctrl-C again stops immediately")
             agent.request_stop()
             stop.set()
 

@@ -272,6 +272,14 @@ def report() -> dict[str, Any]:
             {"source": "/home/me/notes/facts.jsonl", "task": "chat", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0}
             | {**compared, "own": True, "learned_from": True},
         ],
+        "bands": [
+            {"source": "practice:arith", "band": band, "steps": 20, "first": first, "last": last}
+            for band, first, last in (
+                ("known", {"right": 0.9, "asked": 0.06, "wrong": 0.04}, {"right": 0.97, "asked": 0.01, "wrong": 0.02}),
+                ("learnable", {"right": 0.4, "asked": 0.3, "wrong": 0.3}, {"right": 0.7, "asked": 0.2, "wrong": 0.1}),
+                ("beyond", {"right": 0.0, "asked": 0.5, "wrong": 0.5}, {"right": 0.0, "asked": 0.9, "wrong": 0.1}),
+            )
+        ],
         "learning": {
             "steps": 90, "promotions": 5, "refusals": 1, "refused_because": ["math fell"],
             "by_source": [

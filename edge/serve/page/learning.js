@@ -147,8 +147,8 @@ function bandParts(bands) {
   const rows = bands.flatMap(({ source, band, steps, ...ends }) => ENDS.map(([end, name]) => element("tr", {},
     element("th", { scope: "row" }, end === "first" ? `${sourceName(source)}: ${band}` : ""), element("td", { class: "soft when" }, `${name} ${counted(steps, "step")}`),
     element("td", { class: "wide" }, bandBar(ends[end])), ...SHARES.map(([key]) => element("td", { class: "number" }, percent(ends[end][key]))))));
-  const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col" }, name)));
-  return [element("div", { class: "wide-table", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
+  const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col", class: name ? null : "wide", "aria-label": name ? null : "As a bar" }, name)));
+  return [element("div", { class: "wide-table", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands", "aria-label": "Shares of practice questions by band" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
 }
 
 function bandBar(shares) {
