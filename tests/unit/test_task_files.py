@@ -31,7 +31,7 @@ def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
     source = open_source(str(path))
     first = next(source.train(0)) if next(iter(source.test(9))).id == "pick" else None
     assert first is not None
-    assert (first.answer, first.task, first.max_steps, first.kind) == ("5", "math", 4, AnswerKind.MATH)
+    assert (first.answer, first.task, first.max_steps, first.kind) == ("5", "chat", 4, AnswerKind.MATH)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_every_form_of_one_question_is_judged_alike(
     assert {(item.question, item.kind, item.options) for item in items} == {(question, kind, options)}
     given = OwnKey("text", (answer,), closed=False).to_json() if kind is AnswerKind.FEEDBACK else answer
     assert {item.answer for item in items} == {given}
-    assert {(item.id, item.task) for item in items[:3]} == {("q", "math"), ("p", "chat"), ("m", "chat")}
+    assert {(item.id, item.task) for item in items[:3]} == {("q", "chat"), ("p", "chat"), ("m", "chat")}
 
 
 def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_worked_solution(tmp_path: Path) -> None:
