@@ -105,7 +105,7 @@ def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskIt
     except (OSError, UnicodeDecodeError) as error:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
-    family, records = ("csv", table_records(path, text)) if is_table else ("jsonl", _json_records(path, text))
+    family, records = ("csv", table_records(path, text, _KEYS)) if is_table else ("jsonl", _json_records(path, text))
     read = [(record, _item(record, family, older_label)) for record in records]
     if not read:
         example = (
@@ -115,8 +115,9 @@ def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskIt
     first: dict[str, str] = {}
     for record, item in read:
         if item.id in first:
+            what = f"id {shown(item.id)!r}" if "id" in record.fields else f"the question {shown(item.question)!r}"
             raise TaskFileError(
-                f"{record.where}: id {shown(item.id)!r} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
+                f"{record.where}: {what} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
                 hint="remove the repeated question or give it its own id",
             )
         first[item.id] = record.where
