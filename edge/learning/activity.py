@@ -23,7 +23,7 @@ from edge.learning.comparison import Asking, changed_examples, compare
 from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
-from edge.state.reader import used_since
+from edge.state.reader import no_state_in, used_since
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
 from edge.state.schema import check_readable, open_in_memory
 from edge.tasks.registry import is_task_file
@@ -49,7 +49,7 @@ def read_headline(folder: Path, now: float) -> dict[str, Any]:
 def _read(folder: Path, read: Callable[[sqlite3.Connection], dict[str, Any]]) -> dict[str, Any]:
     path = folder / "agent.sqlite"
     if not path.is_file():
-        raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
+        raise no_state_in(folder)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             check_readable(database, path)

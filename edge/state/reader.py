@@ -162,6 +162,11 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
 
 
+def no_state_in(folder: Path) -> StateError:
+    """What is raised where a folder is to be read that no agent has used."""
+    return StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
+
+
 def kept_meta(folder: Path, key: str) -> str | None:
     """A small named value of a folder, also while an agent uses it; None where there is none. Raises StateError."""
     with reading(folder) as state:

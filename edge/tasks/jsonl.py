@@ -62,6 +62,7 @@ _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
 _NAMED = 3
+_EXAMPLE = '{"question": "2+3?", "answer": 5}'
 FEWEST_TO_HOLD_OUT = 100
 """Of a label with fewer questions none is held out unless the file states it: a tenth of them would measure little, and who writes down
 thirty facts wants all of them learned."""
@@ -108,9 +109,7 @@ def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskIt
     family, records = ("csv", table_records(path, text, _KEYS)) if is_table else ("jsonl", _json_records(path, text))
     read = [(record, _item(record, family, older_label)) for record in records]
     if not read:
-        example = (
-            "a header and one question a row" if is_table else 'one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
-        )
+        example = "a header and one question a row" if is_table else f"one JSON object a line, e.g. {_EXAMPLE}"
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
     first: dict[str, str] = {}
     for record, item in read:
@@ -181,7 +180,15 @@ def _json_records(path: Path, text: str) -> Iterator[Record]:
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if line.strip():
             where = f"{path}:{number}"
-            yield Record.of(parsed_json(line, where), where)
+            try:
+                yield Record.of(parsed_json(line, where), where)
+            except TaskFileError as error:
+                other = (
+                    ""
+                    if path.suffix.lower() in SUFFIXES
+                    else f"a file that does not end in {', '.join(TABLES)} is read as JSON Lines: "
+                )
+                raise TaskFileError(str(error), hint=error.hint or f"{other}write {_EXAMPLE} on each line") from error
 
 
 def _item(record: Record, family: str, older_label: str) -> TaskItem:

@@ -167,3 +167,11 @@ def test_each_pass_is_a_seeded_permutation_and_starting_later_skips(tmp_path: Pa
         assert len(set(ids[start : start + 7])) == 7
     assert ids[:7] != ids[7:14]
     assert [item.id for item in itertools.islice(source.train(3, start=5), 16)] == ids[5:]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("own.jsonl", 'write {"question"'), ("notes.txt", "is read as JSON Lines: write {")])
+def test_what_is_no_json_lines_is_refused_with_what_to_write(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_text("hello there\n", encoding="utf-8")
+    with pytest.raises(TaskFileError, match=f"{name}:1: not valid JSON") as caught:
+        open_source(str(tmp_path / name))
+    assert hint in caught.value.hint
