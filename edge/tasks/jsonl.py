@@ -143,7 +143,7 @@ def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
 
 def _note_on_tests(items: Sequence[TaskItem]) -> str:
     programs = [item for item in items if item.kind is AnswerKind.PROGRAM]
-    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer))]
+    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer, item.preamble))]
     if not failing:
         return ""
     named = "; ".join(f"{shown(item.question)!r}: {reason}" for item, reason in failing[:_NAMED])

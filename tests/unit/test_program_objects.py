@@ -199,6 +199,14 @@ def open_shop(): return Shop()
         (VECTOR, "assert [c.value for c in Color] == [1, 2] and Color['RED'] is not None\n"),
         (VECTOR, "head = build([1, 2])\nassert head.value == 1 and head.next.value == 2 and head.next.next is None\n"),
         (VECTOR, "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n"),
+        (
+            VECTOR,
+            "assert isinstance(Point(1, 2), tuple) and isinstance(Point(1, 2), Point) and not isinstance(Vector(1), tuple)\n",
+        ),
+        (
+            "class V(int):\n    pass\n",
+            "assert isinstance(V(3), int) and isinstance(V(3), V) and not isinstance(V(3), str) and V(3) + 1 == 4\n",
+        ),
         (ANIMAL, "xs = [2, 1]\nSolution().sort(xs)\nassert xs == [1, 2] and Solution().twice(4) == twice(4) == 8\n"),
         (ANIMAL, "d = Dog('Rex')\nassert isinstance(d, Animal) and issubclass(Dog, Animal) and d.speak() == 'Rex says woof'\n"),
         (ANIMAL, "d = Dog('ab')\nassert (Animal.legs(), Animal.count, list(d.letters())) == (4, 1, ['a', 'b'])\n"),

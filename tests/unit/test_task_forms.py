@@ -229,10 +229,19 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("class Mine(Shape): pass\nassert Mine().area()", "derive a class"),
         ("assert f(lambda x: x) == 1", "hand functions"),
         ("def twice(x): return 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+        ("twice = lambda x: 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+        ("assert apply(key=[lambda x: x])", "hand functions"),
+        ("def check(candidate):\n    assert candidate(lambda x: x)\ncheck(f)", "hand functions"),
+        ("def check(key):\n    assert sorted([1], key=key)\ncheck(len)\nassert f(1)", ""),
+        ("assert f(given) == 1", "hand functions"),
+        ("assert given(lambda x: x) == f(1)", ""),
+        ("assert stub(lambda x: x) == 1", "hand functions"),
+        ("class Mine(Given): pass\nassert f(Mine().size)", ""),
     ],
 )
 def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
-    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code"}
+    preamble = "def given(x):\n    return 1\ndef stub(x):\n    ...\nclass Given:\n    size = 1\n"
+    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code", "preamble": preamble}
     fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}
     notes = JsonLinesSource(lines(tmp_path / "own.jsonl", fine, program)).notes
     if not reason:

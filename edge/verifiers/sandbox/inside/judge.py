@@ -372,6 +372,11 @@ class RemoteObject(Remote):
 
     __slots__ = ()
 
+    @property
+    def __class__(self) -> Any:  # type: ignore[misc]
+        """For `isinstance`: of an instance that is a plain value as well, that value's class."""
+        return type(self._plain[0]) if self._plain else RemoteObject
+
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there."""
         self._link.check_asked(self, "__call__", arguments, keywords)
