@@ -372,8 +372,8 @@ class RemoteObject(Remote):
 
     __slots__ = ()
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """For `isinstance`: of an instance that is a plain value as well, that value's class."""
         return type(self._plain[0]) if self._plain else RemoteObject
 
