@@ -181,8 +181,18 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     terms = state.terms(task)
     target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
     if limits is not None and limits.words == NO_BUDGET_LIMITS.words and not has_set_limits(state):
-        limits = _reported_limits(stored_budget(state, task)) or limits
+        limits = _reported_limits(_newest(_stored_budgets(state, stored_tasks(state, settings)))) or limits
     return held_to(limits, cloud_name_of(state, settings.cloud_name), target, clock.now())
+
+
+def _stored_budgets(state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
+    """What is known of the budgets of tasks."""
+    return {task: known for task in tasks if (known := stored_budget(state, task)) is not None}
+
+
+def _newest(budgets: Mapping[str, KnownBudget]) -> KnownBudget | None:
+    """The one that was reported last."""
+    return max(budgets.values(), key=lambda known: known.as_of, default=None)
 
 
 def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
@@ -199,26 +209,33 @@ def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
 def budget_at_rest(
     state: StateReader, known: KnownBudget | None, configured: BudgetLimits | None, now: float
 ) -> KnownBudget | None:
-    """What the next agent is held to: the budget as it was known last, with the limits that hold now. Of a limit that is new, and of a
-    period that has begun since, this device's own records show what is used. `configured` None: the limits are another coordinator's.
+    """What the next agent is held to: the budget as it was known last, with the limits that hold now. `configured` None: the limits are
+    another coordinator's.
 
     A limit that was reported and is not in this configuration stays, unless somebody has set limits here: the agent may have had another.
+    The ledger begins to count a period when it is set first; of one that has begun anew since, this device's own records show what is used.
     """
     limits = NO_BUDGET_LIMITS if configured is None else limits_of(state, configured)
     if known is None and limits.words == NO_BUDGET_LIMITS.words:
         return None
-    budget = known.budget if known else BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None)
+    budget, as_of = (known.budget, known.as_of) if known else (BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None), -math.inf)
+    counted = {getattr(budget, period) or "total" for _, _, period in UNITS.values()}
     fields: dict[str, Any] = {}
     for unit, (limit_field, _, period_field) in UNITS.items():
-        reported = getattr(budget, limit_field), getattr(budget, period_field)
         limit = getattr(limits, limit_field)
-        keeps = limit is None and (configured is None or not has_set_limits(state))
-        held = reported if keeps else (limit, "" if limit is None else limits.period)
-        period = held[1] or "total"
-        if known is None or held != reported or now >= period_end(period, known.as_of):
-            used = used_since(state.database, period_began(period, now))
-            fields |= {limit_field: held[0], period_field: held[1], unit: getattr(used, unit) + getattr(used, f"learning_{unit}")}
-    return KnownBudget(replace(budget, **fields), now) if fields else known
+        if limit is None and (configured is None or not has_set_limits(state)):
+            limit, period = getattr(budget, limit_field), getattr(budget, period_field)
+        else:
+            period = "" if limit is None else limits.period
+        used, window = getattr(budget, unit), period or "total"
+        if known is not None and window not in {"total", *counted}:
+            used = 0
+        elif known is None or period != getattr(budget, period_field) or now >= period_end(window, as_of):
+            recorded = used_since(state.database, period_began(window, now))
+            used = getattr(recorded, unit) + getattr(recorded, f"learning_{unit}")
+        fields |= {unit: used, limit_field: limit, period_field: period}
+    changed = replace(budget, **fields)
+    return known if changed == budget else KnownBudget(changed, now)
 
 
 def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
@@ -229,13 +246,18 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
 
+    stored = _stored_budgets(state, tasks)
+    newest = _newest(stored)
+
     def of(task: str) -> TaskBudget:
-        stored, terms = stored_budget(state, task), state.terms(task)
-        known = reported.get(task) or budget_at_rest(state, stored, settings.limits, clock.now())
+        """One's own coordinator has one budget for all tasks, as was reported last of any."""
+        terms, known = state.terms(task), stored.get(task) if settings.limits is None else newest
+        known = reported.get(task) or budget_at_rest(state, known, settings.limits, clock.now())
         snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
         quota = quota_of(task, known, snapshot, now)
-        if task not in reported and stored is None:
-            quota = replace(quota, dual=terms.dual if terms else None)
+        if task not in reported:
+            own = stored.get(task)
+            quota = replace(quota, dual=own.budget.dual if own else terms.dual if terms else None)
         return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
 
     return Overview(

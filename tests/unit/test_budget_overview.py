@@ -104,11 +104,22 @@ PRACTICE = "practice cloud, nothing is charged"
         ((12, 20, "total", NOON), BudgetLimits(20), None, (12, 20, "total")),
         ((12, 20, "month", NOON - 40 * 86_400.0), BudgetLimits(20, period="month"), None, (3, 20, "month")),
         ((12, 20, "total", NOON), BudgetLimits(), None, (12, 20, "total")),  # of another configuration
-        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50, "period": "day"}, (2, 50, "day")),
+        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50, "period": "day"}, (0, 50, "day")),
+        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50}, (12, 50, "total")),
         ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": None}, (5, None, "")),
         ((12, 20, "month", NOON), None, None, (12, 20, "month")),  # of another coordinator
     ],
-    ids=["never reported", "no limit", "as reported", "a new month", "left out here", "set at rest", "taken off", "elsewhere"],
+    ids=[
+        "never reported",
+        "no limit",
+        "as reported",
+        "a new month",
+        "left out here",
+        "a new period",
+        "set at rest",
+        "taken off",
+        "elsewhere",
+    ],
 )
 def test_at_rest_a_limit_holds_as_for_the_next_agent(
     tmp_path: Path, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
