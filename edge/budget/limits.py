@@ -7,7 +7,9 @@ operator's.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -81,8 +83,9 @@ def set_limits(state: StateFolder, changes: Changes | None) -> None:
 
 def note_charge(state: StateFolder) -> None:
     """Keep that a cloud that charges was paid: from now on amounts of this folder are money, whatever cloud is configured."""
-    if state.meta(_CHARGED_BY_A_CLOUD) is None:
-        state.set_meta(_CHARGED_BY_A_CLOUD, "1")
+    with suppress(sqlite3.Error):  # of a full disk; the next charge is noted
+        if state.meta(_CHARGED_BY_A_CLOUD) is None:
+            state.set_meta(_CHARGED_BY_A_CLOUD, "1")
 
 
 def cloud_name_of(state: StateReader, configured: str) -> str:
