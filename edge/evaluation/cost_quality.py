@@ -127,7 +127,7 @@ _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666"
 
 
 def write_cost_quality(path: Path, quality: CostQuality) -> Path:
-    """Draw what is right in the end against the share of questions sent to the cloud; returns the path. The file's ending chooses the format."""
+    """Draw what is right in the end against the share of questions sent to the cloud; returns the path. Its ending chooses the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
