@@ -15,7 +15,7 @@ from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
-from edge.budget.limits import Changes, limits_of, of_the_operator, set_limits
+from edge.budget.limits import Changes, cloud_name_of, limits_of, note_charge, of_the_operator, set_limits
 from edge.budget.overview import Held, held_to
 from edge.budget.pace import Pace
 from edge.budget.quota import Quota, Quotas, stored_budget
@@ -161,7 +161,8 @@ class Agent:
         state, sink, clock = components.state, components.sink, components.clock
         jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
         client, curriculum = components.client, components.curriculum
-        self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter)
+        charged = partial(note_charge, state) if not settings.cloud_name else lambda: None
+        self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter, charged)
         self.pace = None if settings.price == "calls" else Pace(settings.price, state, self._known_budget, clock)
         switch = CloudSwitch(state, settings.answers.switched_off)
         dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)
@@ -218,7 +219,8 @@ class Agent:
         chosen = dial.target_rate if rate is None or self.access.dials.is_set or dial.own else None
         terms = state.terms(curriculum.present_task)
         learning = terms.target_rate if terms else curriculum.phase_rate(state.position().phase)
-        return held_to(limits, settings.cloud_name, Target(budget, rate, chosen, learning), self.components.clock.now())
+        cloud_name = cloud_name_of(state, settings.cloud_name)
+        return held_to(limits, cloud_name, Target(budget, rate, chosen, learning), self.components.clock.now())
 
     def status(self) -> AgentStatus:
         """A snapshot for a screen; asks nobody."""

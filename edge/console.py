@@ -33,6 +33,7 @@ from edge.state.events import (
     StepFinished,
     StepProgress,
 )
+from edge.tasks.jsonl import SUFFIXES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +44,6 @@ _SIGN_OF_LIFE_S = 10.0
 _OWN_USE = ("mine:", "watched:")
 _NAMED_SOURCES = ("practice:", *_OWN_USE)
 """How sources begin whose name says more than their label: made here, people's questions, files that came by."""
-_FILES = (".jsonl", ".csv", ".tsv")
 _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 
@@ -152,7 +152,7 @@ class Progress:
 
 def is_own(source: str) -> bool:
     """Whether a step's source is a person's own: verdicts, watched files, or a task file that is a phase."""
-    return source.startswith(_OWN_USE) or source.partition("#")[0].lower().endswith(_FILES)
+    return source.startswith(_OWN_USE) or source.partition("#")[0].lower().endswith(SUFFIXES)
 
 
 def _mean(weighted: list[tuple[float | None, float]]) -> float | None:

@@ -201,7 +201,8 @@ def named(parameter: str) -> Iterator[None]:
         why = str(error).partition("does not take this request: ")[2] or str(
             error
         )  # without the coordinator's name for its model
-        raise Unsupported(f"{parameter}: the cloud LLM does not take it ({why})", parameter=parameter) from error
+        hint = f"leave {parameter} out, or use a cloud LLM that takes it (coordinator.embedded.upstream, or the coordinator's upstream)"
+        raise Unsupported(f"{parameter}: the cloud LLM does not take it ({why})", parameter=parameter, hint=hint) from error
 
 
 def fits(text: str, schema: str) -> bool:

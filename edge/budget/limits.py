@@ -7,17 +7,20 @@ operator's.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.core.errors import UsageError
-from edge.core.formatting import counted, money
+from edge.core.formatting import PRACTICE_MODEL, counted, money
 from edge.core.periods import Period
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
 SET_LIMITS = "budget_limits"
+_CHARGED_BY_A_CLOUD = "charged_by_a_cloud"
 Changes = Mapping[str, Any]
 """Fields of BudgetLimits that are set, by name."""
 PERIOD_WORDS = {"total": "in all", "month": "a month", "week": "a week", "day": "a day", "hour": "an hour"}
@@ -62,6 +65,11 @@ def set_limits_of(state: StateReader) -> dict[str, Any]:
     return found
 
 
+def has_set_limits(state: StateReader) -> bool:
+    """Whether somebody has ever set limits over the configuration, or taken them off."""
+    return state.meta(SET_LIMITS) is not None
+
+
 def limits_of(state: StateReader | None, configured: BudgetLimits) -> BudgetLimits:
     """The limits that hold."""
     return configured if state is None else replace(configured, **set_limits_of(state))
@@ -71,6 +79,26 @@ def set_limits(state: StateFolder, changes: Changes | None) -> None:
     """Set some limits over the configuration's, durably; those set before stay. None: only the configuration's hold again."""
     kept = {} if changes is None else {**set_limits_of(state), **changes}
     state.set_meta(SET_LIMITS, json.dumps(kept))
+
+
+def note_charge(state: StateFolder) -> None:
+    """Keep that a cloud that charges was paid: from now on amounts of this folder are money, whatever cloud is configured."""
+    with suppress(sqlite3.Error):  # of a full disk; the next charge is noted
+        if state.meta(_CHARGED_BY_A_CLOUD) is None:
+            state.set_meta(_CHARGED_BY_A_CLOUD, "1")
+
+
+def cloud_name_of(state: StateReader, configured: str) -> str:
+    """What the cloud is called where amounts of a folder are shown: `configured` ("" for one that charges), and "" where the folder's
+    records have spend at a cloud that charges."""
+    return "" if state.meta(_CHARGED_BY_A_CLOUD) or state.rows(_CHARGED_ANSWER, (PRACTICE_MODEL,)) else configured
+
+
+_CHARGED_ANSWER = """
+SELECT 1 FROM requests
+WHERE json_extract(record, '$.charged_uusd') > 0 AND coalesce(json_extract(record, '$.cloud_model'), '') NOT IN ('', ?) LIMIT 1
+"""
+"""Of folders that an older version used."""
 
 
 def of_the_operator(address: str) -> UsageError:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
-from edge.budget.limits import BudgetLimits, limits_of
+from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
 from edge.budget.pace import Pace, PriceUnit
 from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
 from edge.budget.target import Target
@@ -18,8 +18,9 @@ from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
-from edge.core.periods import period_end
-from edge.state.reader import OfTask, StateReader, used_by_task
+from edge.core.periods import period_began, period_end
+from edge.rpc.client import BudgetSnapshot
+from edge.state.reader import OfTask, StateReader, used_by_task, used_since
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
@@ -179,7 +180,62 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     dial = default_rate(state, settings.dial_rate) if rate is None or is_rate_set(state) else None
     terms = state.terms(task)
     target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
-    return held_to(limits, settings.cloud_name, target, clock.now())
+    if limits is not None and limits.words == NO_BUDGET_LIMITS.words and not has_set_limits(state):
+        limits = _reported_limits(_newest(_stored_budgets(state, stored_tasks(state, settings)))) or limits
+    return held_to(limits, cloud_name_of(state, settings.cloud_name), target, clock.now())
+
+
+def _stored_budgets(state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
+    """What is known of the budgets of tasks."""
+    return {task: known for task in tasks if (known := stored_budget(state, task)) is not None}
+
+
+def _newest(budgets: Mapping[str, KnownBudget]) -> KnownBudget | None:
+    """The one that was reported last."""
+    return max(budgets.values(), key=lambda known: known.as_of, default=None)
+
+
+def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
+    """The limits that the coordinator reported last; None where it reported none, or of several periods."""
+    if known is None:
+        return None
+    limits = {limit: getattr(known.budget, limit) for limit, _, _ in UNITS.values()}
+    periods: set[Any] = {
+        getattr(known.budget, period) or "total" for limit, _, period in UNITS.values() if limits[limit] is not None
+    }
+    return BudgetLimits(**limits, period=periods.pop()) if len(periods) == 1 else None
+
+
+def budget_at_rest(
+    state: StateReader, known: KnownBudget | None, configured: BudgetLimits | None, now: float
+) -> KnownBudget | None:
+    """What the next agent is held to: the budget as it was known last, with the limits that hold now. `configured` None: the limits are
+    another coordinator's.
+
+    A limit that was reported and is not in this configuration stays, unless somebody has set limits here: the agent may have had another.
+    The ledger begins to count a period when it is set first; of one that has begun anew since, this device's own records show what is used.
+    """
+    limits = NO_BUDGET_LIMITS if configured is None else limits_of(state, configured)
+    if known is None and limits.words == NO_BUDGET_LIMITS.words:
+        return None
+    budget, as_of = (known.budget, known.as_of) if known else (BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None), -math.inf)
+    counted = {getattr(budget, period) or "total" for _, _, period in UNITS.values()}
+    fields: dict[str, Any] = {}
+    for unit, (limit_field, _, period_field) in UNITS.items():
+        limit = getattr(limits, limit_field)
+        if limit is None and (configured is None or not has_set_limits(state)):
+            limit, period = getattr(budget, limit_field), getattr(budget, period_field)
+        else:
+            period = "" if limit is None else limits.period
+        used, window = getattr(budget, unit), period or "total"
+        if known is not None and window not in {"total", *counted}:
+            used = 0
+        elif known is None or period != getattr(budget, period_field) or now >= period_end(window, as_of):
+            recorded = used_since(state.database, period_began(window, now))
+            used = getattr(recorded, unit) + getattr(recorded, f"learning_{unit}")
+        fields |= {unit: used, limit_field: limit, period_field: period}
+    changed = replace(budget, **fields)
+    return known if changed == budget else KnownBudget(changed, now)
 
 
 def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
@@ -190,10 +246,18 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
 
+    stored = _stored_budgets(state, tasks)
+    newest = _newest(stored)
+
     def of(task: str) -> TaskBudget:
-        known, terms = reported.get(task) or stored_budget(state, task), state.terms(task)
+        """One's own coordinator has one budget for all tasks, as was reported last of any."""
+        terms, known = state.terms(task), stored.get(task) if settings.limits is None else newest
+        known = reported.get(task) or budget_at_rest(state, known, settings.limits, clock.now())
         snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
-        quota = quota_of(task, known, snapshot, now, terms.dual if terms else None)
+        quota = quota_of(task, known, snapshot, now)
+        if task not in reported:
+            own = stored.get(task)
+            quota = replace(quota, dual=own.budget.dual if own else terms.dual if terms else None)
         return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
 
     return Overview(

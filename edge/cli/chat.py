@@ -21,7 +21,7 @@ from edge.cli.ask import Reader, Screen, answering, ask_and_show, new_question, 
 from edge.cli.budget import chat_budget_lines
 from edge.cli.exits import INTERRUPTED
 from edge.cli.options import LocalOnly, Task, id_of, mode_of, task_label
-from edge.cli.output import one_line, print_json, print_line, source_line, why_lines
+from edge.cli.output import noted_line, one_line, print_json, print_line, source_line, why_lines
 from edge.cli.settings import Settings, takes
 from edge.core.errors import EdgeError, NotFound, UsageError
 from edge.core.types import Message
@@ -171,7 +171,7 @@ class Conversation:
             case _:
                 judged, correction = await self._judged(name, rest)
                 noted = await stoppable(control.feedback(judged, name.removeprefix("/"), correction or None))
-                self._report(noted, [f"noted: {noted.get('verdict')} · id {noted.get('id')}"])
+                self._report(noted, [noted_line(noted)])
 
     async def _budget(self) -> dict[str, Any]:
         """What may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: nothing is known of it)."""

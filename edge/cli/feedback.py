@@ -8,7 +8,7 @@ from typer import Argument
 
 from edge.cli.completion import VERDICTS, verdicts
 from edge.cli.options import Json, id_of
-from edge.cli.output import print_result
+from edge.cli.output import noted_line, print_result
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
@@ -30,4 +30,4 @@ def command(
         raise UsageError(f"a correction goes with bad, not with {verdict}")
     config, judged = settings.config(), id_of(answer_id)
     noted = ask_agent(config, lambda agent: agent.feedback(judged, verdict, correction))
-    print_result(noted, [f"noted: {noted['verdict']} · id {noted['id']}"], as_json=json)
+    print_result(noted, [noted_line(noted)], as_json=json)

@@ -18,7 +18,7 @@ from edge.app import (
     switched_off,
 )
 from edge.budget.dial import Dials
-from edge.budget.limits import of_the_operator, set_limits
+from edge.budget.limits import cloud_name_of, of_the_operator, set_limits
 from edge.budget.overview import StoredSettings, nothing_held, nothing_stored, stored_held, stored_overview, stored_tasks
 from edge.budget.whatif import what_if, what_if_recorded
 from edge.cloud import switch
@@ -194,8 +194,10 @@ class FolderAgent:
 
     async def headline(self) -> Mapping[str, Any]:
         """Answered locally, right in the end, gained, and spent."""
-        found = read_headline(self._folder, self._clock.now())
-        return {**found, "cloud_name": self._stored_settings().cloud_name}
+        name = cloud_name(self._config)
+        with reading(self._folder) as state:
+            shown = name if state is None else cloud_name_of(state, name)
+        return {**read_headline(self._folder, self._clock.now()), "cloud_name": shown}
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Let the next agent begin no step, or learn again."""

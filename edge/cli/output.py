@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from edge.core.formatting import STEERING, counted, money, practice_note
+from edge.core.formatting import STEERING, counted, money, practice_note, shown
 from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
@@ -125,3 +125,13 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         for name, value in shown.items()
         if value not in (None, "")
     ]
+
+
+_MOST_CORRECTION_CHARS = 200
+
+
+def noted_line(noted: Mapping[str, Any]) -> str:
+    """What is printed of a verdict that was stored: as it was understood."""
+    correction = noted.get("correction")
+    right = f', right is "{one_line(shown(correction, _MOST_CORRECTION_CHARS))}"' if correction else ""
+    return f"noted: {noted.get('verdict')}{right} · id {noted.get('id')}"

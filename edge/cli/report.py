@@ -14,7 +14,7 @@ from edge.cli.output import one_line, print_json, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
-from edge.core.formatting import counted, duration, money, percent, points
+from edge.core.formatting import counted, duration, money, percent, points, source_name
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -57,7 +57,7 @@ def command(
         new = f"{task['new_right']} of {task['new']}" if task["new"] else "-"
         cells = (f"{task['right_then']} of {of}", f"{task['right_now']} of {of}", str(task["gained"]), str(task["lost"]), new)
         ends = (percent(end["before"]), percent(end["after"]), percent(end["rate"])) if end else ("-", "-", "-")
-        table.add_row(one_line(task["source"]), *cells, *ends)
+        table.add_row(_named(task), *cells, *ends)
     if report["tasks"]:
         Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
     print(visible("\n".join(report_lines(report))))
@@ -65,16 +65,40 @@ def command(
 
 def headline_lines(headline: Mapping[str, Any]) -> Iterator[str]:
     """The four numbers, in two lines."""
-    here, end, gained = headline["answered_locally"], headline["right_in_the_end"], headline["gained"]
+    practice = headline.get("practice")  # None of a running agent of an older version, too
+    beside = f" (practice: {percent(practice['right_in_the_end'])}, {points(practice['gained'])})" if practice else ""
     parts = [
-        f"answered locally {percent(here)}"
+        f"answered locally {percent(headline['answered_locally'])}"
         + (f" of {counted(headline['answers'], 'answer')} this month" if headline["answers"] else ""),
-        f"right in the end {percent(end)}",
-        f"gained {points(gained)} since the beginning",
+        f"right in the end {percent(headline['right_in_the_end'])}{_questions(headline)}",
+        f"gained {points(headline['gained'])} since the beginning{beside}",
     ]
     yield " · ".join(parts)
     practice = f" ({headline['cloud_name']})" if headline["cloud_name"] else ""
     yield f"spent {money(headline['spent_today_uusd'])} today, {money(headline['spent_this_month_uusd'])} this month{practice}"
+
+
+LEARNED_FROM = "learned from, too"
+"""What stands beside validation questions of which none is held out."""
+
+
+def _questions(headline: Mapping[str, Any]) -> str:
+    """Whose validation questions they are, and that they are learned from where they are."""
+    number, learned_from = headline["validation_questions"], headline.get("learned_from", 0)
+    if not number or "own" not in headline:
+        return ""
+    whose = f" of {counted(number, 'question')} of your own" if headline["own"] else f" of {counted(number, 'practice question')}"
+    if not learned_from:
+        return whose
+    return f"{whose} ({LEARNED_FROM})" if learned_from == number else f"{whose} ({learned_from} of them {LEARNED_FROM})"
+
+
+def _source(one: Mapping[str, Any]) -> str:
+    return one_line(source_name(one["source"]))
+
+
+def _named(task: Mapping[str, Any]) -> str:
+    return f"{_source(task)} ({LEARNED_FROM})" if task.get("learned_from") else _source(task)
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -89,7 +113,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"          {IN_THE_END}"
     for task in report["tasks"]:
         for example in task["examples"]:
-            yield f"example   {one_line(task['source'])}, {example_line(example)}"
+            yield f"example   {_source(task)}, {example_line(example)}"
     yield f"active    {_version(now)}" + (f"; then {_version(before)}" if before != now else ", as then")
     learning = report["learning"]
     yield f"target    {report['target']}"
@@ -97,14 +121,14 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for one in learning["by_source"]:
         rate = f"asks {percent(one['assist_rate'])} of {percent(one['target_rate'])}"
         refused = f", {one['refused']} requests refused" if one["refused"] else ""
-        yield f"          {one_line(one['source'])}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
+        yield f"          {_source(one)}: {counted(one['steps'], 'step')}, {rate}, λ {one['dual']:.3f}{refused}"
     for one in report["bands"]:
         first, last = one["first"], one["last"]
         shares = ", ".join(
             f"{name} {percent(first[key])} -> {percent(last[key])}"
             for key, name in (("right", "right locally"), ("asked", "asks"), ("wrong", "wrong"))
         )
-        yield f"          {one_line(one['source'])}, {one['band']}: {shares}"
+        yield f"          {_source(one)}, {one['band']}: {shares}"
     for reason in learning["refused_because"]:
         yield f"          rejected: {one_line(reason)}"
     for back in report["went_back"]:

@@ -83,9 +83,11 @@ async def _run(
         console.say(starting_line(config))
         figures = LiveFigures(state_folder(config) / "figures", console.say)
         agent, stop = build_agent(config, FanOutSink([console.sink, figures]), lives_here=True), asyncio.Event()
+        if serves:
+            check_address(agent, config.serve)
 
         def begin_stop() -> None:
-            console.say("stopping after the work in progress; Ctrl-C again stops at once")
+            console.say("stopping after the work in progress; Ctrl-C again stops immediately")
             agent.request_stop()
             stop.set()
 
@@ -117,7 +119,9 @@ async def learn_while_serving(agent: Agent, stop: asyncio.Event, say: Callable[[
         except (AdapterError, StateError, sqlite3.Error) as error:
             if reported != str(error):
                 reported = str(error)
-                say(f"learning cannot go on: {error}; answers do, and learning is tried again every {pause_s:g} s")
+                hint = getattr(error, "hint", "") or ("make room on the disk" if isinstance(error, sqlite3.Error) else "")
+                todo = f"; {hint}" if hint else ""
+                say(f"learning cannot go on: {error}{todo}; answers do, and learning is tried again every {pause_s:g} s")
             await _wait_for(stop, pause_s)
 
 
@@ -125,6 +129,17 @@ async def _wait_for(stop: asyncio.Event, limit_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await stop.wait()
+
+
+def check_address(agent: Agent, serve: ServeConfig) -> None:
+    """Before the agent's model is loaded: raises EdgeError for an address that is taken, with the state folder released."""
+    from edge.serve.server import check_port
+
+    try:
+        check_port(serve.host, serve.port)
+    except BaseException:
+        agent.components.state.close()
+        raise
 
 
 def token_of(serve: ServeConfig) -> str:

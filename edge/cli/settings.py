@@ -117,11 +117,9 @@ class Settings:
         phase = {"target_rate": (self.target_rate, "--target-rate"), "steps": (self.phase_steps, "--steps")}
         given = {key: (value, name) for key, (value, name) in phase.items() if value is not None}
         if self.tasks:
-            phases = [{"source": source, **{key: value for key, (value, _) in given.items()}} for source in self.tasks]
-            flags.append(Flag("phases", phases, "--tasks"))
-        else:
-            numbered = [(number, key) for number in range(len(below.phases)) for key in given]
-            flags += [Flag(f"phases.{number}.{key}", *given[key]) for number, key in numbered]
+            flags.append(Flag("phases", [{"source": source} for source in self.tasks], "--tasks"))
+        numbered = [(number, key) for number in range(len(self.tasks or below.phases)) for key in given]
+        flags += [Flag(f"phases.{number}.{key}", *given[key]) for number, key in numbered]
         if self.never_send:
             flags.append(Flag("privacy.never_send", [*below.privacy.never_send, *self.never_send], "--never-send"))
         return resolve_agent_config(file, sets, flags, pick)

@@ -15,6 +15,7 @@ from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError
 from edge.core.formatting import counted, money, percent
+from edge.state.reader import no_state_in
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -37,6 +38,8 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
     """`assist_rate` is of the last step; `used_today` and `headline` are None where the folder is of a version that did not note them."""
     found = await agent.status()
     running = found["running"]
+    if not running and not (folder / "agent.sqlite").is_file():
+        raise no_state_in(folder)
     steps = await agent.steps(max(0, found["steps_done"] - 1))
     budget = await agent.budget()
     try:

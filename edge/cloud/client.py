@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from edge import __version__
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, NotImplementedThere, PermissionDenied, Withheld
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, NotImplementedThere, PermissionDenied, Unpriced, Withheld
 from edge.core.events import EventSink
 from edge.rpc.client import (
     BudgetSnapshot,
@@ -50,13 +50,33 @@ class KnownBudget:
     as_of: float
 
 
-class WatchedClient:
-    """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget."""
+_PER_MTOK = "(micro-USD per million tokens, 0 where nothing is charged)"
+OWN_PRICE_KEYS = f"set coordinator.embedded.price_in_uusd_per_mtok and coordinator.embedded.price_out_uusd_per_mtok {_PER_MTOK}"
+OPERATORS_PRICE_KEYS = (
+    f"who runs the coordinator sets price_in_uusd_per_mtok and price_out_uusd_per_mtok of its upstream {_PER_MTOK}"
+)
 
-    def __init__(self, client: CoordinatorClient, sink: EventSink, clock: Clock) -> None:
+
+class WatchedClient:
+    """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget.
+
+    A cloud LLM without a price is noticed once, with `price_keys`: what is to be set. `charged` is called after each paid answer.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        sink: EventSink,
+        clock: Clock,
+        price_keys: str = OPERATORS_PRICE_KEYS,
+        charged: Callable[[], None] = lambda: None,
+    ) -> None:
         self._client = client
         self._sink = sink
         self._clock = clock
+        self._price_keys = price_keys
+        self._charged = charged
+        self._unpriced_noticed = False
         self.online = True
         self.offline_reason = ""
         self.newest_budget: BudgetSnapshot | None = None
@@ -136,8 +156,11 @@ class WatchedClient:
             raise
         except Withheld:  # nobody was asked, so nothing is known of the coordinator
             raise
-        except CoordinatorError:
+        except CoordinatorError as error:
             self.reached()
+            if isinstance(error, Unpriced) and not self._unpriced_noticed:
+                self._unpriced_noticed = True
+                self._sink.emit(Notice(f"the cloud is not asked: {error}; {self._price_keys}", self._clock.now()))
             raise
         self.reached()
 
@@ -155,6 +178,8 @@ class WatchedClient:
 
     def _noted(self, completion: CloudCompletion, task: str = "") -> CloudCompletion:
         self.newest_budget = completion.budget or self.newest_budget
+        if completion.charged_uusd and not completion.cached:
+            self._charged()
         if task and completion.budget is not None:
             self._budgets[task] = KnownBudget(completion.budget, self._clock.now())
         return completion
@@ -273,9 +298,12 @@ class CoordinatorLink:
         sink: EventSink,
         clock: Clock,
         jitter: random.Random,
+        charged: Callable[[], None] = lambda: None,
     ) -> None:
-        """`process`: the coordinator that is started here, None where there is an address to go to. `jitter`: of pauses between tries."""
-        self.client = WatchedClient(client, sink, clock)
+        """`process`: the coordinator that is started here, None where there is an address to go to. `jitter`: of pauses between tries.
+        `charged`: see WatchedClient."""
+        price_keys = OPERATORS_PRICE_KEYS if process is None else OWN_PRICE_KEYS
+        self.client = WatchedClient(client, sink, clock, price_keys, charged)
         self.watch = BudgetWatch(client, jitter, self.client.reached)
         self.serving_watch = BudgetWatch(client, jitter, self.client.reached)
         self.begun = False

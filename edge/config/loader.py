@@ -266,6 +266,8 @@ class _Merged(Generic[ConfigT]):
         nearest = next((known for known in (*above, *below) if known in self._origins), None)
         place = "" if nearest is None else self._origins[nearest]
         complaint = _complaint(error, type_at(self._schema, dotted(path)))
+        if place.startswith("--") and not place.startswith("--set") and self._origins.get(path) == place:
+            return Problem(place, dotted(path), f"{place} {complaint}")  # an option stands for its key
         text = f"{dotted(path)} {complaint}" if path else complaint
         return Problem(place, dotted(path), f"{place}: {text}" if place else text)
 

@@ -237,7 +237,7 @@ class LearningConfig(Section):
         "task", description="What has one λ: each task label, or all of this device together (global, the paper's)."
     )
     dual_proportional: NotNegative | None = Field(
-        None, description="k_p: how much λ holds of what the last steps' rates miss τ by, at once (null: dial 1.5, paper 0)."
+        None, description="k_p: how much λ holds of what the last steps' rates miss τ by, immediately (null: dial 1.5, paper 0)."
     )
     dual_window: int | None = Field(
         None,
@@ -609,7 +609,7 @@ class BudgetConfig(Section):
     )
     dial: Rate | None = Field(
         None,
-        description="Share of people's questions that may ask, at once and without retraining (null: the model decides alone).",
+        description="Share of people's questions that may ask, from the next one on, without retraining (null: the model decides).",
     )
     learning_calls_per_day: int | None = Field(
         None, ge=0, description="Most calls of learning in a day, local time; answers are not counted (null: no limit)."

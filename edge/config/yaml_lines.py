@@ -63,7 +63,10 @@ def parse_yaml(text: str, name: str) -> LinedData:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{name}:{mark.line + 1}: {problem}" if mark else f"{name}: {problem}") from error
+        place = f"{name}:{mark.line + 1}" if mark else name
+        if isinstance(error, yaml.composer.ComposerError):  # it is YAML, and not one that is taken
+            raise ConfigError(f"{place}: {problem}") from error
+        raise ConfigError(f"{place}: not valid YAML ({problem})", hint=_YAML_HINT) from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply") from error
     except (ValueError, OverflowError) as error:  # an escape in a text that stands for no character
@@ -78,6 +81,9 @@ def parse_yaml(text: str, name: str) -> LinedData:
 def parse_value(text: str, name: str) -> Any:
     """One value written on a command line, read as YAML (`0.3`, `true`, `null`, `[q_proj, v_proj]`). Raises ConfigError."""
     return parse_yaml(f"value: {text}\n", name).data["value"]
+
+
+_YAML_HINT = "check quotes, brackets and indentation up to there"
 
 
 class _Loader(yaml.SafeLoader):

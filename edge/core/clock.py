@@ -1,4 +1,4 @@
-"""Calendar and elapsed time behind one Protocol, and calendar days and months. The only module that reads the machine's clocks.
+"""Calendar and elapsed time behind one Protocol, and calendar days. The only module that reads the machine's clocks.
 
 Durations of waiting belong to the event loop (`asyncio.sleep`, `asyncio.timeout`); this is for stamps and measurements, so that the
 simulator can run everything in virtual time.
@@ -47,9 +47,3 @@ def day_began(at: float, days_before: int = 0) -> float:
     """
     midnight = datetime.fromtimestamp(at, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     return (midnight - timedelta(days=days_before)).astimezone().timestamp()
-
-
-def month_began(at: float) -> float:
-    """When the month of a time began where this machine is, in seconds since the epoch."""
-    first = datetime.fromtimestamp(at, UTC).astimezone().replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
-    return first.astimezone().timestamp()

@@ -75,6 +75,15 @@ def shown(name: str, most_chars: int = _MOST_CHARS) -> str:
     return name if len(name) <= most_chars else f"{name[:most_chars]}... ({len(name)} characters)"
 
 
+def source_name(source: str) -> str:
+    """A task source in reports: of one's own file its name without the folders, and in words what is learned from use."""
+    for kind, words in (("mine:", "your own use"), ("watched:", "your task files")):
+        if source.startswith(kind):
+            return f"{words} ({source.removeprefix(kind)})"
+    folders, _, file = source.rpartition("/")
+    return source if ":" in folders else file
+
+
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that steer a terminal or the direction of text, and what no terminal can be sent; line ends and tabs are not among them."""
 

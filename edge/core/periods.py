@@ -11,21 +11,34 @@ PERIODS: tuple[Period, ...] = get_args(Period)
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
 
 
+def period_began(period: str, at: float) -> float:
+    """When the period that `at` lies in began, in seconds since the epoch; 0 for `total`. Raises ValueError for another period."""
+    hour = datetime.fromtimestamp(at, UTC).replace(minute=0, second=0, microsecond=0)
+    midnight = hour.replace(hour=0)
+    began = {
+        "hour": hour,
+        "day": midnight,
+        "week": midnight - timedelta(days=midnight.weekday()),
+        "month": midnight.replace(day=1),
+    }
+    if period == "total":
+        return 0.0
+    if period not in began:
+        raise ValueError(f"{period!r} is no period; known: {', '.join(PERIODS)}")
+    return began[period].timestamp()
+
+
 def period_end(period: str, at: float) -> float:
     """When the period that `at` lies in ends and the next one begins, in seconds since the epoch; infinite for `total`.
 
     Raises ValueError for another period.
     """
-    moment = datetime.fromtimestamp(at, UTC).replace(minute=0, second=0, microsecond=0)
     if period == "total":
         return math.inf
-    if period == "hour":
-        return (moment + timedelta(hours=1)).timestamp()
-    midnight = moment.replace(hour=0)
-    if period == "day":
-        return (midnight + timedelta(days=1)).timestamp()
-    if period == "week":
-        return (midnight + timedelta(days=7 - midnight.weekday())).timestamp()
+    began = period_began(period, at)
     if period == "month":
-        return (midnight.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
-    raise ValueError(f"{period!r} is no period; known: {', '.join(PERIODS)}")
+        return (datetime.fromtimestamp(began, UTC) + timedelta(days=32)).replace(day=1).timestamp()
+    return began + _LENGTHS_S[period]
+
+
+_LENGTHS_S = {"hour": HOUR_S, "day": DAY_S, "week": WEEK_S}

@@ -127,7 +127,7 @@ _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fb4", "#d9730d", "#2a8c4a", "#666666"
 
 
 def write_cost_quality(path: Path, quality: CostQuality) -> Path:
-    """Draw joint accuracy against the share of questions sent to the cloud; returns the path. The file's ending chooses the format."""
+    """Draw what is right in the end against the share of questions sent to the cloud; returns the path. Its ending chooses the format."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -158,7 +158,7 @@ def write_cost_quality(path: Path, quality: CostQuality) -> Path:
         label = f"{name}: {accuracy:.1f} % @ {rate} % cloud"
         axis.plot([rate], [accuracy], color=_GREY, marker=marker, markersize=6, linestyle="", label=label, clip_on=False)
     axis.set_xlabel("assist rate: questions sent to the cloud (%)")
-    axis.set_ylabel("joint accuracy: right answers (%)")
+    axis.set_ylabel("right in the end (%)")
     axis.set_xlim(-1.5, 101.5)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

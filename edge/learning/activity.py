@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from edge.core.clock import day_began, month_began
+from edge.core.clock import day_began
 from edge.core.errors import StateError
+from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
 from edge.learning.comparison import Asking, changed_examples, compare
+from edge.learning.own_use import is_own
+from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
-from edge.state.reader import used_since
+from edge.state.reader import no_state_in, used_since
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
 from edge.state.schema import check_readable, open_in_memory
+from edge.tasks.registry import is_task_file
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200
@@ -45,7 +49,7 @@ def read_headline(folder: Path, now: float) -> dict[str, Any]:
 def _read(folder: Path, read: Callable[[sqlite3.Connection], dict[str, Any]]) -> dict[str, Any]:
     path = folder / "agent.sqlite"
     if not path.is_file():
-        raise StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
+        raise no_state_in(folder)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             check_readable(database, path)
@@ -121,23 +125,38 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
     """Four numbers for every page: the share of this month's answers that came from this device, the share of the validation questions
     that is right in the end at the present rate, how much of it was gained since the beginning, and spend today and this month.
 
+    The validation questions are the person's own where there are some (`own`); `practice` has those of practice beside them, else None.
     Shares are None where there was nothing to count.
     """
-    month, steps = month_began(now), (made_steps or MadeSteps()).read(database)
+    month, steps = period_began("month", now), (made_steps or MadeSteps()).read(database)
     row = database.execute(
         "SELECT count(*), coalesce(sum(json_extract(record, '$.source') != 'cloud'), 0) FROM requests WHERE created_at >= ?",
         (month,),
     ).fetchone()
-    end = _together(_Exams(database, 0, _serving(database, steps)).compared(_asking(database, steps), examples=False))
+    tasks = _Exams(database, 0, _serving(database, steps)).compared(_asking(database, steps), examples=False)
+    own, practice = (_ends([task for task in tasks if task["own"] == is_ones]) for is_ones in (True, False))
+    has_own = bool(own["validation_questions"])
     today, this_month = used_since(database, day_began(now)), used_since(database, month)
     return {
         "answers": int(row[0]),
         "answered_locally": row[1] / row[0] if row[0] else None,
+        **(own if has_own else practice),
+        "own": has_own,
+        "practice": practice if has_own and practice["validation_questions"] else None,
+        "spent_today_uusd": today.spend_uusd + today.learning_spend_uusd,
+        "spent_this_month_uusd": this_month.spend_uusd + this_month.learning_spend_uusd,
+    }
+
+
+def _ends(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Right in the end over some sources, for the headline. `learned_from`: so many of the validation questions are learned from, too."""
+    end = _together(tasks)
+    learned_from = sum(task["in_the_end"]["items"] for task in tasks if task["in_the_end"] and task["learned_from"])
+    return {
         "right_in_the_end": end["after"] if end else None,
         "gained": end["after"] - end["before"] if end else None,
         "validation_questions": end["items"] if end else 0,
-        "spent_today_uusd": today.spend_uusd + today.learning_spend_uusd,
-        "spent_this_month_uusd": this_month.spend_uusd + this_month.learning_spend_uusd,
+        "learned_from": learned_from,
     }
 
 
@@ -165,22 +184,27 @@ class _Exams:
             self.before[source] = {**answers, **self.before.get(source, {})}
 
     def compared(self, asking: Mapping[str, Asking], *, examples: bool = True) -> list[dict[str, Any]]:
-        """Each source that the version of now was examined on."""
-        questions = _questions(self._database) if examples else {}
+        """Each source that the version of now was examined on. `own`: its questions are the person's; `learned_from`: they are learned
+        from, too, since none of the source is held out."""
+        anchors = _anchors(self._database)
+        questions = {Candidate(item).key: item.question for items in anchors.values() for item in items} if examples else {}
         found = []
         for source, after in sorted(self.after.items()):
             before, own = self.before[source], asking.get(source)
-            about = {"source": source, "task": self.task[source], **compare(before, after, own)}
+            about = {
+                "source": source,
+                "task": self.task[source],
+                "own": is_own(source) or is_task_file(source),
+                "learned_from": any(item.split == "train" for item in anchors.get(source, ())),
+                **compare(before, after, own),
+            }
             found.append({**about, "examples": changed_examples(before, after, own, questions)} if examples else about)
         return found
 
 
-def _questions(database: sqlite3.Connection) -> dict[str, str]:
-    """The stored validation questions, by their keys in exams."""
-    stored = _meta(database, GATE_MEMORY)
-    anchors: Mapping[str, Collection[Mapping[str, Any]]] = json.loads(stored).get("anchors", {}) if stored else {}
-    items = (TaskItem.from_dict(item) for own in anchors.values() for item in own)
-    return {Candidate(item).key: item.question for item in items}
+def _anchors(database: sqlite3.Connection) -> dict[str, tuple[TaskItem, ...]]:
+    """The stored validation questions by source."""
+    return dict(Memory.from_json(_meta(database, GATE_MEMORY)).anchors)
 
 
 def _asking(database: sqlite3.Connection, steps: Sequence[Mapping[str, Any]]) -> dict[str, Asking]:

@@ -218,4 +218,5 @@ def _error_of_ours(error: Exception, repo: str, name: str | None, revision: str 
         return ModelFileError(f"{what}: the download was cut short", hint="pull it again")
     if status is not None:
         return Unreachable(f"{what}: the hub failed ({status}), {missing}", hint="try again later")
-    return Unreachable(f"{what}: the hub cannot be reached ({type(error).__name__}), {missing}", hint=_LOCAL)
+    named = "" if "/" in repo else "a hub name looks like OWNER/NAME; "
+    return Unreachable(f"{what}: the hub cannot be reached ({type(error).__name__}), {missing}", hint=f"{named}{_LOCAL}")

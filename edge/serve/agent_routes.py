@@ -231,11 +231,18 @@ class Report(ResponseBody):
 
 class Headline(ResponseBody):
     """Of this month's answers the share that came from this device; of the stored validation questions the share that is right in the end
-    at the present rate, and what of it was gained since the beginning; spend in micro-USD. Null where nothing was counted."""
+    at the present rate, and what of it was gained since the beginning; spend in micro-USD. Null where nothing was counted.
+
+    `own`: the validation questions are the person's own, and those of practice are counted in `practice`. `learned_from`: so many of them
+    are learned from, too."""
 
     answered_locally: Share | None
     right_in_the_end: Share | None
     gained: float | None
+    validation_questions: Count
+    learned_from: Count
+    own: bool
+    practice: dict[str, Any] | None
     spent_today_uusd: Count
     spent_this_month_uusd: Count
 

@@ -178,6 +178,11 @@ async def serving(
             await task
 
 
+def check_port(host: str, port: int) -> None:
+    """Whether it can be listened there now, before anything is loaded. Raises EdgeError, UsageError as `serving` does."""
+    _listen(host, port).close()
+
+
 def is_wildcard(host: str) -> bool:
     """Whether the address stands for every one of this machine."""
     return host in _LOOPBACK_OF

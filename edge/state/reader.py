@@ -19,7 +19,7 @@ from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
 from edge.state.rows import Lineage, Position, Report, Terms
-from edge.state.schema import check_readable
+from edge.state.schema import check_readable, is_older
 
 POSITION = "position"
 LINE = "line"
@@ -123,12 +123,12 @@ class StateReader:
         return [json.loads(row[0]) for row in rows]
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds, for the modules that keep a table of their own; nothing in a folder of a version without that table or
-        column."""
+        """What a query finds, for the modules that keep a table of their own; nothing in a folder of an older version without that table
+        or column, which is read as it is."""
         try:
             return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
-            if "no such table" in str(error) or "no such column" in str(error):
+            if is_older(self._db) and str(error).startswith(("no such table", "no such column")):
                 return []
             raise
 
@@ -160,6 +160,11 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
             yield reader
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+
+
+def no_state_in(folder: Path) -> StateError:
+    """What is raised where a folder is to be read that no agent has used."""
+    return StateError(f"{folder}: there is no agent's state here", hint="name it with --state, or run edge-agent run first")
 
 
 def kept_meta(folder: Path, key: str) -> str | None:

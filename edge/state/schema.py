@@ -124,6 +124,11 @@ def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
         check_readable(connection, path)
 
 
+def is_older(connection: sqlite3.Connection) -> bool:
+    """Whether a database that is only looked into is of an earlier version, without the tables and columns that came since."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION)
+
+
 def check_readable(connection: sqlite3.Connection, path: Path) -> None:
     """Raises StateError for a database of a later version, also of one that is only looked into; older ones can be read."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -8,7 +8,7 @@ One object a line, or one row:
 | prompt, completion | texts | in their place |
 | messages | list of messages | in their place: a conversation that ends with the answer (edge.tasks.forms) |
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
-| label, or task | text | "chat"; of JSON lines with question and answer "math"; the label whose τ and λ apply |
+| label, or task | text | "chat"; the label whose τ and λ apply |
 | kind | "math", "choice", "text", "program" or "feedback" | what the answer looks like (edge.tasks.forms.fitting_kind) |
 | options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
@@ -62,6 +62,7 @@ _TEST_SHARE = 10
 _MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
 _NAMED = 3
+_EXAMPLE = '{"question": "2+3?", "answer": 5}'
 FEWEST_TO_HOLD_OUT = 100
 """Of a label with fewer questions none is held out unless the file states it: a tenth of them would measure little, and who writes down
 thirty facts wants all of them learned."""
@@ -73,9 +74,10 @@ class JsonLinesSource(ListedItems):
     `notes`: what a person should know of its items, a line each; `states_split`: whether the file itself has any held out or not.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Reads and checks the whole file. Raises TaskFileError naming file and line."""
-        read = _read(path)
+    def __init__(self, path: Path, older_label: str = OWN_LABEL) -> None:
+        """Reads and checks the whole file. `older_label`: of JSON lines with question and answer that state none, for a state folder that
+        has learned them under it. Raises TaskFileError naming file and line."""
+        read = _read(path, older_label)
         items = [item for _, item in read]
         self.notes = notes_of(items)
         self.states_split = any("split" in record.fields for record, _ in read)
@@ -97,25 +99,24 @@ def read_items(path: Path) -> list[TaskItem]:
     return [item for _, item in _read(path)]
 
 
-def _read(path: Path) -> list[tuple[Record, TaskItem]]:
+def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskItem]]:
     is_table = path.suffix.lower() in TABLES
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
-    family, records = ("csv", table_records(path, text)) if is_table else ("jsonl", _json_records(path, text))
-    read = [(record, _item(record, family)) for record in records]
+    family, records = ("csv", table_records(path, text, _KEYS)) if is_table else ("jsonl", _json_records(path, text))
+    read = [(record, _item(record, family, older_label)) for record in records]
     if not read:
-        example = (
-            "a header and one question a row" if is_table else 'one JSON object a line, e.g. {"question": "2+3?", "answer": 5}'
-        )
+        example = "a header and one question a row" if is_table else f"one JSON object a line, e.g. {_EXAMPLE}"
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
     first: dict[str, str] = {}
     for record, item in read:
         if item.id in first:
+            what = f"id {shown(item.id)!r}" if "id" in record.fields else f"the question {shown(item.question)!r}"
             raise TaskFileError(
-                f"{record.where}: id {shown(item.id)!r} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
+                f"{record.where}: {what} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
                 hint="remove the repeated question or give it its own id",
             )
         first[item.id] = record.where
@@ -142,7 +143,7 @@ def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
 
 def _note_on_tests(items: Sequence[TaskItem]) -> str:
     programs = [item for item in items if item.kind is AnswerKind.PROGRAM]
-    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer))]
+    failing = [(item, reason) for item in programs if (reason := why_not_judged(item.answer, item.preamble))]
     if not failing:
         return ""
     named = "; ".join(f"{shown(item.question)!r}: {reason}" for item, reason in failing[:_NAMED])
@@ -179,17 +180,25 @@ def _json_records(path: Path, text: str) -> Iterator[Record]:
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if line.strip():
             where = f"{path}:{number}"
-            yield Record.of(parsed_json(line, where), where)
+            try:
+                yield Record.of(parsed_json(line, where), where)
+            except TaskFileError as error:
+                other = (
+                    ""
+                    if path.suffix.lower() in SUFFIXES
+                    else f"a file that does not end in {', '.join(TABLES)} is read as JSON Lines: "
+                )
+                raise TaskFileError(str(error), hint=error.hint or f"{other}write {_EXAMPLE} on each line") from error
 
 
-def _item(record: Record, family: str) -> TaskItem:
+def _item(record: Record, family: str, older_label: str) -> TaskItem:
     refuse_tools(record)
     if unknown := sorted(set(record.fields) - _KEYS):
         raise TaskFileError(f"{record.where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
     asked = exchange_of(record)
     declared = record.fields.get("kind")
     kind = None if declared is None else AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], ""))
-    task = _label(record, "math" if asked.form == "question" and family == "jsonl" else OWN_LABEL)
+    task = _label(record, older_label if asked.form == "question" and family == "jsonl" else OWN_LABEL)
     context = [text for message in asked.context for text in (message.role, message.content)]
     digest = hashlib.sha256("\x1f".join((*context, asked.question)).encode("utf-8", "surrogatepass")).hexdigest()
     preamble = record.optional_text("preamble")

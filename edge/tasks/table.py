@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,21 @@ _NUMBERS = ("level", "max_steps")
 _HEADER = "let its first line name the columns question and answer, or prompt and completion"
 
 
-def table_records(path: Path, text: str) -> Iterator[Record]:
+def table_records(path: Path, text: str, known: Collection[str]) -> Iterator[Record]:
     """The rows in order, cells without blanks at their ends; empty cells are no fields. `options` are separated by |.
 
-    The delimiter is the one of comma, semicolon and tab under which the header names a question and its answer. Raises TaskFileError with
-    FILE:LINE.
+    The delimiter is the one of comma, semicolon and tab under which the header names a question and its answer. `known`: the names that a
+    column may have; one without a name must be empty. Raises TaskFileError with FILE:LINE.
     """
     rows = _rows(path, text, _delimiter(path, text))
-    _, header = next(rows)
+    first, header = next(rows)
     columns = [name.strip().lower() for name in header]
-    if twice := sorted({name for name in columns if columns.count(name) > 1}):
-        raise TaskFileError(f"{path}:1: the column {shown(twice[0])!r} stands there twice", hint="remove one of them")
+    if unknown := [(place, name) for place, name in enumerate(columns, 1) if name and name not in known]:
+        place, name = unknown[0]
+        hint = f"remove it or name it otherwise; known columns: {', '.join(sorted(known))}"
+        raise TaskFileError(f"{path}:{first}: unknown column {shown(name)!r}, number {place} of the header", hint=hint)
+    if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
+        raise TaskFileError(f"{path}:{first}: the column {shown(twice[0])!r} stands there twice", hint="remove one of them")
     for line, cells in rows:
         where = f"{path}:{line}"
         if len(cells) > len(columns):
@@ -37,6 +41,11 @@ def table_records(path: Path, text: str) -> Iterator[Record]:
                 f"{where}: {len(cells)} cells, but the header names {len(columns)} columns",
                 hint="put a text that holds the delimiter in double quotes",
             )
+        if nameless := [
+            place for place, (name, cell) in enumerate(zip(columns, cells, strict=False), 1) if not name and cell.strip()
+        ]:
+            hint = "name the column in the header, or empty it"
+            raise TaskFileError(f"{where}: a cell in column {nameless[0]}, which has no name", hint=hint)
         fields = {name: _value(name, cell) for name, cell in zip(columns, map(str.strip, cells), strict=False) if cell}
         yield Record(fields, where)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from edge.core.answer_key import OwnKey
 from edge.core.errors import UsageError
 from edge.core.plugins import load
 from edge.core.types import AnswerKind, TaskItem
-from edge.verifiers.own_answer import OwnAnswer, OwnKey
+from edge.verifiers.own_answer import OwnAnswer
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
 from edge.verifiers.sandbox.choice import best_sandbox
 from edge.verifiers.verifier import PartialVerifier, Verifier

@@ -14,8 +14,6 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.verifiers.verifier import Verifier
 
-__all__ = ["Form", "OwnAnswer", "OwnKey", "final_answer", "is_short", "plain_words"]
-
 _KINDS: dict[Form, AnswerKind] = {"math": AnswerKind.MATH, "choice": AnswerKind.CHOICE}
 
 

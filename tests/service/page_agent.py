@@ -144,6 +144,8 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
     control.prepared_report = report()
     control.prepared_headline = {
         **NO_HEADLINE, "answers": 46, "answered_locally": 37 / 46, "right_in_the_end": 0.88, "gained": 0.08,
+        "own": True, "validation_questions": 30, "learned_from": 30,
+        "practice": {"right_in_the_end": 0.9, "gained": 0.02, "validation_questions": 80, "learned_from": 0},
         "spent_today_uusd": 4_200, "spent_this_month_uusd": 310_000,
     }  # fmt: skip
     control.departed = [sent(number) for number in range(60, 0, -1)]
@@ -238,7 +240,7 @@ def version(number: int, newest: int) -> Version:
 
 def report() -> dict[str, Any]:
     """A report of gains, losses and spend; its keys are held to the real ones by tests of the control."""
-    compared = {"new": 0, "new_right": 0, "in_the_end": None, "examples": []}
+    compared = {"own": False, "learned_from": False, "new": 0, "new_right": 0, "in_the_end": None, "examples": []}
     asked = {"items": 80, "rate": 0.2, "cloud_accuracy": 0.9, "before": 0.8, "after": 0.88}
     examples = [
         {
@@ -267,8 +269,16 @@ def report() -> dict[str, Any]:
             {"source": "practice:arith", "task": "math", "items": 80, "right_then": 52, "right_now": 58, "gained": 9, "lost": 3}
             | compared
             | {"in_the_end": asked, "examples": examples},
-            {"source": "practice:code", "task": "code", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0}
-            | compared,
+            {"source": "/home/me/notes/facts.jsonl", "task": "chat", "items": 40, "right_then": 36, "right_now": 37, "gained": 1, "lost": 0}
+            | {**compared, "own": True, "learned_from": True},
+        ],
+        "bands": [
+            {"source": "practice:arith", "band": band, "steps": 20, "first": first, "last": last}
+            for band, first, last in (
+                ("known", {"right": 0.9, "asked": 0.06, "wrong": 0.04}, {"right": 0.97, "asked": 0.01, "wrong": 0.02}),
+                ("learnable", {"right": 0.4, "asked": 0.3, "wrong": 0.3}, {"right": 0.7, "asked": 0.2, "wrong": 0.1}),
+                ("beyond", {"right": 0.0, "asked": 0.5, "wrong": 0.5}, {"right": 0.0, "asked": 0.9, "wrong": 0.1}),
+            )
         ],
         "learning": {
             "steps": 90, "promotions": 5, "refusals": 1, "refused_because": ["math fell"],

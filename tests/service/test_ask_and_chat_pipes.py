@@ -204,7 +204,7 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
     await edge_agent("chat", "--state", str(state), stdin=f"three\n/bad {first} it is six\n/good {second}\n")
     assert [(one["id"], one["correction"]) for one in control.judged[3:]] == [(first, "it is six"), (second, None)]
     code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
-    assert (code, out) == (0, f"noted: bad · id {first}\n")
+    assert (code, out) == (0, f'noted: bad, right is "seven" · id {first}\n')
     assert control.judged[-1] == {"id": first, "verdict": "bad", "correction": "seven"}
     for words, told, wanted in (
         (("nobody", "good"), "no answer 'nobody'", 1),

@@ -75,11 +75,19 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
     assert set(found["used_today"]) == {"answers", "serving", "learning"}
 
 
-def test_a_folder_that_is_not_there_is_no_failure_and_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--state", str(tmp_path / "none")]) == 0
-    shown = screen(capsys.readouterr().out)
-    assert (shown["learning"], shown["budget"]) == ("nothing yet", "nothing was asked or learned here yet")
-    assert shown["adapter"] == "none is active: the bare model answers"
-    assert main(["status", "--json", "--state", str(tmp_path / "none")]) == 0
-    assert json.loads(capsys.readouterr().out)["running"] is False
+def test_a_folder_that_is_not_there_is_told_in_one_line_and_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([], ["--json"]):
+        assert main(["status", "--state", str(tmp_path / "none"), *words]) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1) and "there is no agent's state here; name it with --state" in err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_in_which_nothing_happened_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    StateFolder(tmp_path / "new").close()
+    assert main(["status", "--state", str(tmp_path / "new")]) == 0
+    shown = screen(capsys.readouterr().out)
+    assert (shown["learning"], "not known yet" in shown["budget"]) == ("nothing yet", True)
+    assert shown["adapter"] == "none is active: the bare model answers"

@@ -470,6 +470,29 @@ async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, s
     limits = {"period": "month", "spend_limit_uusd": 5_000_000, "calls_limit": 100, "tokens_limit": 40_000}
     assert await wait_for(agent, "/api/budget/limit") == [limits]
     await page.until("document.querySelector('#limit').textContent.includes('5.00 USD')")
+    await press_button(page, "Take off")
+    assert await wait_for(agent, "/api/budget/limit", 2) == [limits, {"off": True}], "as edge-agent budget limit --off"
+
+
+async def test_a_telephone_shows_all_shares_of_practice_questions(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "learning", 400)
+    await page.until("document.querySelectorAll('.bands td.number').length === 18")
+    assert await page.value(
+        "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#bands .wide-table'))"
+    )
+    heads = "[...document.querySelectorAll('.bands thead th')].filter((one) => one.offsetWidth).map((one) => one.textContent)"
+    assert await page.value(heads) == ["Questions", "When", "right locally", "asked", "wrong"]
+
+
+async def test_a_chart_of_one_step_has_points_in_the_colours_of_its_legend(page: Page, stage: Stage) -> None:
+    await arrive(page, stage.show(lived_in_agent(steps=2)), "budget")
+    await page.until("!!document.querySelector('#rate-place circle.k-rate')")
+    colours = "['circle.k-rate', 'circle.k-dual'].map((one) => getComputedStyle(document.querySelector(`#rate-place ${one}`)))"
+    fills = await page.value(f"{colours}.map(({{ fill }}) => fill)")
+    assert fills == await page.value(f"{colours}.map(({{ stroke }}) => stroke)") and fills[0] != fills[1]
+    middle = "document.querySelector('#rate-place circle.k-rate').getAttribute('cx')"
+    label = "[...document.querySelectorAll('#rate-place svg text')].at(-1).getAttribute('x')"
+    assert await page.value(f"{middle} === {label}")
 
 
 async def test_a_rate_is_typed_as_people_write_it(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -772,8 +795,8 @@ async def test_four_numbers_stand_on_every_page(page: Page, stage: Stage, agent:
         shown = await text_of(page, "#numbers")
         for part in (
             "Answered locally 80.4%",
-            "Right in the end 88%",
-            "Gained +8 points",
+            "Right in the end 88% of 30 questions of your own (learned from, too)",
+            "Gained +8 points (practice: 90%, +2 points)",
             "0.0042 USD today, 0.31 USD this month",
         ):
             assert part in shown, (view, shown)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
     examples, end = task.pop("examples"), task.pop("in_the_end")
     assert task == {
         "source": "sums", "task": "math", "items": 10, "right_then": 8, "right_now": 8, "gained": 1, "lost": 1, "new": 0,
-        "new_right": 0,
+        "new_right": 0, "own": True, "learned_from": True,
     }  # fmt: skip
     assert [(one["change"], one["right_before"], one["right_after"]) for one in examples] == [
         ("gained", False, True), ("lost", True, False),
@@ -247,6 +248,20 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
     assert read_headline(tmp_path / "none", now)["answers"] == 0
 
 
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
+def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        with StateFolder(tmp_path) as state:
+            for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
+                state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
+            assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         state.put_exams([exam(0, "a", ""), exam(2, "ab", ""), exam(2, "a", "", source="later"), exam(4, "abc", "", "abcde")], 1.0)
@@ -255,6 +270,33 @@ def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -
         later, sums = activity_report(state.database, 0.0, 9.0)["tasks"]
     assert (later["source"], later["right_then"], later["right_now"], later["new"]) == ("later", 1, 4, 0)
     assert (sums["right_then"], sums["right_now"], sums["new"], sums["new_right"]) == (1, 3, 1, 0)
+
+
+def test_ones_own_questions_are_the_headline_and_practice_stands_beside_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    item = TaskItem("i1", "chat", "jsonl", 1, "train", "Who?", "I", AnswerKind.TEXT, 4)
+    with StateFolder(tmp_path) as state:
+        sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]
+        state.set_meta(
+            GATE_MEMORY, Memory(anchors=dict(zip(sources, [(replace(item, split="test"),), (item,), ()], strict=True))).to_json()
+        )
+        state.put_exams([exam(0, "", "", source=source) for source in sources], 1.0)
+        state.put_exams(
+            [exam(2, right, "", source=source) for right, source in zip(("abcd", "abc", "a"), sources, strict=True)], 2.0
+        )
+        for source in sources:
+            add_step(state, 2 + sources.index(source), source=source, target_rate=0.0)
+        state.set_lineage(Lineage(2, 2))
+        found = headline(state.database, 9.0)
+    assert (found["own"], found["validation_questions"], found["learned_from"], found["gained"]) == (True, 8, 4, 0.5)
+    assert found["practice"] == {"right_in_the_end": 1.0, "gained": 1.0, "validation_questions": 4, "learned_from": 0}
+    assert main(["report", "--since", "ever", "--state", str(tmp_path)]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert "right in the end 50.0 % of 8 questions of your own (4 of them learned from, too)" in first
+    assert first.endswith("gained +50.0 points since the beginning (practice: 100.0 %, +100.0 points)")
+    for name in ("facts.jsonl (learned from, too) ", "your own use (chat) ", "practice:arith "):
+        assert any(line.startswith(name) for line in rest), name
 
 
 def test_the_report_begins_with_the_headline_and_names_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,6 +318,6 @@ def test_the_report_begins_with_the_headline_and_names_examples(tmp_path: Path, 
 
 
 def add_step(state: StateFolder, number: int, **values: Any) -> None:
-    event = changed(finished_step(1), step=number, source="sums", task="math", serving_version=number, **values)
+    event = changed(finished_step(1), **{"step": number, "source": "sums", "task": "math", "serving_version": number, **values})
     with state.database as database:
         database.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (number, "math", number, json.dumps(event.to_json())))

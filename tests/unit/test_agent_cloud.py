@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from edge.cloud.client import WatchedClient
+from edge.cloud.client import OWN_PRICE_KEYS, WatchedClient
 from edge.cloud.group_calls import GroupCalls
-from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited
+from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited, Unpriced
 from edge.core.events import MemorySink
+from edge.state.events import Notice
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.service.in_process import call
@@ -114,6 +115,16 @@ async def test_what_calls_made_at_once_meet_is_noticed_and_the_newest_budget_kep
     assert isinstance(outcomes[0], CoordinatorUnavailable)
     assert [type(event).__name__ for event in sink.events] == ["Offline", "Online"]
     assert watched.online and watched.newest_budget is not None and watched.newest_budget.calls == 2
+
+
+async def test_a_cloud_without_a_price_is_noticed_once_with_the_keys_to_set() -> None:
+    sink, client = MemorySink(), CountingClient()
+    watched = WatchedClient(client, sink, ManualClock(), OWN_PRICE_KEYS)
+    client.fail_next("complete", Unpriced("model 'default' has no price"), times=2)
+    assert [outcome.reason for outcome in await asked_together(watched, numbered(2))] == ["model 'default' has no price"] * 2
+    assert [type(event) for event in sink.events] == [Notice]
+    keys = "coordinator.embedded.price_in_uusd_per_mtok and coordinator.embedded.price_out_uusd_per_mtok"
+    assert sink.events[0].text.startswith(f"the cloud is not asked: model 'default' has no price; set {keys}")
 
 
 async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
+from edge.state.reader import reading
 from edge.state.rows import Position, Report
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
@@ -408,6 +410,16 @@ def test_a_state_folder_of_format_4_keeps_what_learning_spent(tmp_path: Path) ->
         state.database.commit()
     with StateFolder(folder) as state:
         assert state.rows("SELECT call_key, spend_uusd, chars FROM learning_spend") == [("k", 60, 0)]
+
+
+@pytest.mark.parametrize("query", ["SELECT chars, x FROM learning_spend", "SELECT chars FROM learning"])
+def test_a_query_for_what_is_not_there_is_nothing_in_an_older_folder_alone(tmp_path: Path, query: str) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        with pytest.raises(sqlite3.OperationalError, match="no such"):
+            state.rows(query)
+        state.database.execute("PRAGMA user_version = 4")
+        with reading(tmp_path / "state") as older:
+            assert older is not None and older.rows(query) == []
 
 
 async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:

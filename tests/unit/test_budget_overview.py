@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from edge.budget.dial import HelpDial
-from edge.budget.overview import Held, Overview, TaskBudget
+from edge.budget.limits import BudgetLimits, set_limits
+from edge.budget.overview import Held, Overview, StoredSettings, TaskBudget, budget_at_rest, stored_overview
 from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
 from edge.state.reader import OfTask, used_by_task
+from edge.testing.clock import ManualClock
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:
@@ -85,3 +90,58 @@ def test_a_device_total_that_was_reported_at_different_times_is_still_one() -> N
     assert device is not None and (device["calls"], device["as_of"]) == (14, 9.0)
     own = overview(task("chat", 14, 20, at=9.0, used=14), task("math", 12, 20, at=8.0, used=12)).device
     assert own is not None and "calls" not in own, "the same limit for each task is no total"
+
+
+NOON = 1_790_000_000.0  # 2026-09-21
+PRACTICE = "practice cloud, nothing is charged"
+
+
+@pytest.mark.parametrize(
+    ("reported", "configured", "set_here", "calls"),
+    [
+        (None, BudgetLimits(20, period="month"), None, (3, 20, "month")),
+        (None, BudgetLimits(), None, None),
+        ((12, 20, "total", NOON), BudgetLimits(20), None, (12, 20, "total")),
+        ((12, 20, "month", NOON - 40 * 86_400.0), BudgetLimits(20, period="month"), None, (3, 20, "month")),
+        ((12, 20, "total", NOON), BudgetLimits(), None, (12, 20, "total")),  # of another configuration
+        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50, "period": "day"}, (0, 50, "day")),
+        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50}, (12, 50, "total")),
+        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": None}, (5, None, "")),
+        ((12, 20, "month", NOON), None, None, (12, 20, "month")),  # of another coordinator
+    ],
+    ids=[
+        "never reported",
+        "no limit",
+        "as reported",
+        "a new month",
+        "left out here",
+        "a new period",
+        "set at rest",
+        "taken off",
+        "elsewhere",
+    ],
+)
+def test_at_rest_a_limit_holds_as_for_the_next_agent(
+    tmp_path: Path, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
+) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
+        for number, days_ago in enumerate([0, 0, 3, 40, 41]):
+            state.put_request(f"r{number}", NOON - 60.0 - days_ago * 86_400.0, paid)
+        if set_here is not None:
+            set_limits(state, set_here)
+        known = None
+        if reported is not None:
+            used, limit, period, at = reported
+            known = KnownBudget(BudgetSnapshot(1, 0.5, 0.3, used, limit, 90, None, 1500, None, calls_period=period), at)
+        found = budget_at_rest(state, known, configured, NOON)
+    budget = found and found.budget
+    assert (budget and (budget.calls, budget.calls_limit, budget.calls_period)) == calls
+
+
+@pytest.mark.parametrize(("model", "name"), [("nano-cloud", PRACTICE), ("gpt-5", ""), ("", PRACTICE)])
+def test_nothing_is_charged_is_shown_only_where_no_other_cloud_was_paid(tmp_path: Path, model: str, name: str) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        state.put_request("r1", 1.0, {"task": "chat", "charged_uusd": 70, "cloud_model": model})
+        settings = StoredSettings(None, "chat", "", BudgetLimits(), PRACTICE)
+        assert stored_overview(state, settings, {}, ManualClock()).held.cloud_name == name

@@ -29,7 +29,10 @@ def said(state: Path) -> Feedback:
 def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: Capture) -> None:
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
     assert main(["feedback", "chatcmpl-a1", "bad", " it is 5 ", *place]) == 0
-    assert (capsys.readouterr().out, said(state)) == ("noted: bad · id a1\n", Feedback("a1", "bad", "it is 5"))
+    assert (capsys.readouterr().out, said(state)) == (
+        'noted: bad, right is "it is 5" · id a1\n',
+        Feedback("a1", "bad", "it is 5"),
+    )
     assert main(["feedback", "a1", "none", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out) == {"id": "a1", "verdict": "none", "correction": None}
     assert said(state) == Feedback("a1", "none")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from edge import app
+from edge.agent import Agent
 from edge.app import engines
-from edge.cli import doctor
+from edge.cli import doctor, main
 from edge.cli.settings import Settings, privacy_line, starting_lines
 from edge.config.schema import AgentConfig, WhenConfig
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.models.catalogue import find_model
+from edge.state.folder import StateFolder
 from edge.training.device import choose_device
 
 CUDA = "learning.device=cuda"
@@ -156,3 +159,19 @@ def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch:
     for path in ("models/mine.gguf", "/models/mine", "./mine", "../a/b", "a/b/c", "mine"):
         with pytest.raises(ModelFileError, match="no such model file"):
             find_model(path)
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def load(agent: Agent) -> Agent:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(Agent, "__aenter__", load)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["run", "--no-learn", "--state", str(tmp_path / "state"), "--port", str(taken.getsockname()[1])]
+        assert main(words) == 1
+        assert f"port {taken.getsockname()[1]} is in use; choose another with --port" in capsys.readouterr().err
+        with StateFolder(tmp_path / "state"):  # which the failed start has let go
+            assert main(words) == 1
+        assert "another agent is using this state folder" in capsys.readouterr().err

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
-from edge.config.loader import Flag, resolve
+from edge.config.loader import Flag, OptionError, resolve
 from edge.config.schema import AgentConfig
 from edge.config.yaml_lines import MOST_BYTES
 from edge.core.errors import ConfigError
@@ -54,9 +55,16 @@ def test_a_target_rate_outside_zero_to_one_is_refused_with_its_line(tmp_path: Pa
     assert message.startswith("agent.yaml:3: phases.0.target_rate must lie in [0, 1], not ")
 
 
+def test_an_option_is_named_without_the_key_behind_it_also_where_sources_are_given() -> None:
+    for tasks in (None, ["practice:arith", "practice:code"]):
+        with pytest.raises(OptionError) as caught:
+            Settings(tasks=tasks, target_rate="7").resolve()
+        assert str(caught.value) == "--target-rate must lie in [0, 1], not '7'; write 7 % or 0.07"
+
+
 def test_a_target_rate_flag_out_of_range_names_the_flag(tmp_path: Path) -> None:
     message = problem(tmp_path, "", flags=[Flag("phases.0.target_rate", 2.0, "--target-rate")])
-    assert message == "--target-rate: phases.0.target_rate must lie in [0, 1], not 2.0; write 2 % or 0.02"
+    assert message == "--target-rate must lie in [0, 1], not 2.0; write 2 % or 0.02"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_check_tells_one_problem_as_every_command_does(tmp_path: Path, capsys: p
     file = tmp_path / "bad.yaml"
     for text, told in (
         ("serve: {prot: 1}\n", "`edge-agent config keys serve` describes what there is"),
-        ("mode: [\n", "expected the node content"),
+        ("mode: [\n", "not valid YAML (expected the node content"),
         (f"device_profile: {tmp_path}/none.yaml\n", "device profile"),
     ):
         file.write_text(text)

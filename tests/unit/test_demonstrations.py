@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from edge.config.schema import PhaseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
 from edge.dagrpo.format import check_format
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
 from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
 from edge.verifiers.by_kind import VerifierByKind
-from edge.verifiers.own_answer import final_answer
 from tests.unit.agent_world import World, local_answer, number_in
 from tests.unit.test_own_use import corrected, give
 

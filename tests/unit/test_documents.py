@@ -218,8 +218,8 @@ def test_the_forms_of_a_task_file_are_read_as_documented(tmp_path: Path) -> None
         (item.kind.value, item.answer, item.task) for name in ("own.jsonl", "own.csv") for item in read_items(tmp_path / name)
     ]
     assert found == [
-        ("math", "12", "math"),
-        ("choice", "B", "math"),
+        ("math", "12", "chat"),
+        ("choice", "B", "chat"),
         ("math", "4711", "office"),
         ("text", "Ilka", "chat"),
         ("text", "Ilka", "office"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.cloud.group_calls import GroupCalls
+from edge.core.answer_key import OwnKey, plain_words
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.learning.methods import DaGrpo
@@ -25,7 +26,6 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
-from edge.verifiers.own_answer import OwnKey, plain_words
 from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.trained import training_groups
 

@@ -154,11 +154,11 @@ async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path) -> 
 
         assert await learned(2) == ["sums", "sums"]
         path = file_of(folder, "a.jsonl", 1, 2)
-        assert await learned(4) == ["sums", "watched:math", "sums", "sums"]
+        assert await learned(4) == ["sums", "watched:chat", "sums", "sums"]
         path.touch()
         assert await learned(2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
-        assert await learned(2) == ["sums", "watched:math"]
+        assert await learned(2) == ["sums", "watched:chat"]
         assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
@@ -247,7 +247,7 @@ async def test_a_folder_that_is_not_there_is_told_once_and_found_when_it_comes(t
         assert "cannot be read" in told.text
         file_of(tmp_path / "tasks", "a.jsonl", 1)
         await agent.learn(max_steps=2)
-        assert "watched:math" in [step.source for step in agent.steps()]
+        assert "watched:chat" in [step.source for step in agent.steps()]
 
 
 async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_on(tmp_path: Path) -> None:
@@ -280,20 +280,20 @@ async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goe
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
-        before = anchors_of(agent.components.state, "watched:math")
+        before = anchors_of(agent.components.state, "watched:chat")
         assert len(before) == 6
         file_of(folder, "a.jsonl", *range(100, 160))
         await agent.learn(max_steps=2)
-        after = anchors_of(agent.components.state, "watched:math")
+        after = anchors_of(agent.components.state, "watched:chat")
         assert len(after) == 6 and after != before and before & after, "a sample of what there is now, and most of it as before"
         (folder / "a.jsonl").unlink()
         await agent.learn(max_steps=2)
-        assert anchors_of(agent.components.state, "watched:math") == after
+        assert anchors_of(agent.components.state, "watched:chat") == after
         exams = agent.components.state.database.execute("SELECT source, verdicts FROM exams").fetchall()
-    assert {source for source, _ in exams} == {"sums", "watched:math"}
+    assert {source for source, _ in exams} == {"sums", "watched:chat"}
     assert all(len(json.loads(verdicts)) <= 6 for _, verdicts in exams)
     last = world.events(GateJudged)[-1]
-    assert {(score.source, score.items) for score in last.anchors} == {("sums", 6), ("watched:math", 6)}
+    assert {(score.source, score.items) for score in last.anchors} == {("sums", 6), ("watched:chat", 6)}
 
 
 def anchors_of(state: StateFolder, source: str) -> set[str]:

@@ -118,6 +118,13 @@ def fill(table, key, *, names):
     table[key] = len(table)
     names.add(key)
 def rotate(grid): grid[:] = [list(row) for row in zip(*grid[::-1])]
+def rotate_all(grids):
+    for grid in grids: rotate_in_rows(grid)
+def rotate_in_rows(grid):
+    for row, now in zip(grid, list(zip(*grid[::-1]))): row[:] = now
+def sort_all(pair, *, last):
+    for row in [pair[1]['a'], *last]: row.sort()
+def drop(table, key): del table[key]
 """
 IMPORTED = """
 import math
@@ -199,6 +206,14 @@ def open_shop(): return Shop()
         (VECTOR, "assert [c.value for c in Color] == [1, 2] and Color['RED'] is not None\n"),
         (VECTOR, "head = build([1, 2])\nassert head.value == 1 and head.next.value == 2 and head.next.next is None\n"),
         (VECTOR, "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n"),
+        (
+            VECTOR,
+            "assert isinstance(Point(1, 2), tuple) and isinstance(Point(1, 2), Point) and not isinstance(Vector(1), tuple)\n",
+        ),
+        (
+            "class V(int):\n    pass\n",
+            "assert isinstance(V(3), int) and isinstance(V(3), V) and not isinstance(V(3), str) and V(3) + 1 == 4\n",
+        ),
         (ANIMAL, "xs = [2, 1]\nSolution().sort(xs)\nassert xs == [1, 2] and Solution().twice(4) == twice(4) == 8\n"),
         (ANIMAL, "d = Dog('Rex')\nassert isinstance(d, Animal) and issubclass(Dog, Animal) and d.speak() == 'Rex says woof'\n"),
         (ANIMAL, "d = Dog('ab')\nassert (Animal.legs(), Animal.count, list(d.letters())) == (4, 1, ['a', 'b'])\n"),
@@ -211,6 +226,16 @@ def open_shop(): return Shop()
         (IN_PLACE, "xs = [3, 1]\nsort_and_return(xs)\nassert xs == [1, 3]\n"),
         (IN_PLACE, "table, names = {}, set()\nfill(table, 'a', names=names)\nassert table == {'a': 0} and names == {'a'}\n"),
         (IN_PLACE, "grid = [[1, 2], [3, 4]]\nrotate(grid)\nassert grid == [[3, 1], [4, 2]]\n"),
+        (IN_PLACE, "row = [1, 2]\nrotate_all([[row, [3, 4]]])\nassert row == [3, 1]\n"),
+        (
+            IN_PLACE,
+            "row = [2, 1]\nfor _ in 'ab':\n    sort_all(('x', {'a': row}), last=[row])\n    row.append(0)\nassert row == [0, 1, 2, 0]\n",
+        ),
+        (IN_PLACE, "a, b = [2], [1]\nboth = [a, b]\nsort(both)\nassert both == [[1], [2]] and (a, b) == ([2], [1])\n"),
+        (
+            IN_PLACE,
+            "a, b = [2], [1]\nboth = {'a': a, 'b': b}\ndrop(both, 'b')\na.append(3)\nassert both == {'a': [2, 3]} and b == [1]\n",
+        ),
         (IN_PLACE, "def check(candidate):\n    xs = [2, 1]\n    candidate(xs)\n    assert xs == [1, 2]\ncheck(sort)\n"),
         (IMPORTED, "assert math.isclose(area(1), math.pi) and m.floor(area(1)) == 3 and isclose(area(1), pi)\n"),
         (IMPORTED, "def check(f, sizes: List[int]):\n    assert f(sizes[0]) > 3\ncheck(area, [1])\n"),
@@ -324,6 +349,8 @@ def test_what_the_program_imported_is_the_tests_own(sandbox: Sandbox, code: str)
         "(token, 'built', ('0',))",
         "(token, 'changed', ([], 1))",
         "(token, 'changed', (5, 1, {}))",
+        "(token, 'changed', (5, [2], {}, 1))",
+        "(token, 'changed', (5, [2], 7, []))",
         "(token, 'method', None)",
         "(token, 'raised', ('ValueError', 'x', ()))",
         "(token, 'raised', (1, [], ()))",

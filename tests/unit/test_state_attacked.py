@@ -115,7 +115,7 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
         await learning
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
     [line] = said
-    assert "the checkpoint cannot be written (3072 requested and 824 written); answers do" in line
+    assert "the checkpoint cannot be written (3072 requested and 824 written); make room on the disk; answers do" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 

@@ -31,7 +31,7 @@ def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
     source = open_source(str(path))
     first = next(source.train(0)) if next(iter(source.test(9))).id == "pick" else None
     assert first is not None
-    assert (first.answer, first.task, first.max_steps, first.kind) == ("5", "math", 4, AnswerKind.MATH)
+    assert (first.answer, first.task, first.max_steps, first.kind) == ("5", "chat", 4, AnswerKind.MATH)
 
 
 @pytest.mark.parametrize(
@@ -167,3 +167,11 @@ def test_each_pass_is_a_seeded_permutation_and_starting_later_skips(tmp_path: Pa
         assert len(set(ids[start : start + 7])) == 7
     assert ids[:7] != ids[7:14]
     assert [item.id for item in itertools.islice(source.train(3, start=5), 16)] == ids[5:]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("own.jsonl", 'write {"question"'), ("notes.txt", "is read as JSON Lines: write {")])
+def test_what_is_no_json_lines_is_refused_with_what_to_write(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / name).write_text("hello there\n", encoding="utf-8")
+    with pytest.raises(TaskFileError, match=f"{name}:1: not valid JSON") as caught:
+        open_source(str(tmp_path / name))
+    assert hint in caught.value.hint

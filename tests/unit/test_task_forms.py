@@ -58,7 +58,7 @@ def test_every_form_of_one_question_is_judged_alike(
     assert {(item.question, item.kind, item.options) for item in items} == {(question, kind, options)}
     given = OwnKey("text", (answer,), closed=False).to_json() if kind is AnswerKind.FEEDBACK else answer
     assert {item.answer for item in items} == {given}
-    assert {(item.id, item.task) for item in items[:3]} == {("q", "math"), ("p", "chat"), ("m", "chat")}
+    assert {(item.id, item.task) for item in items[:3]} == {("q", "chat"), ("p", "chat"), ("m", "chat")}
 
 
 def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_worked_solution(tmp_path: Path) -> None:
@@ -162,11 +162,14 @@ def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encodin
         ("frage,antwort\na,b\n", ":1: ", "names no question and answer"),
         ("question|answer\na|b\n", ":1: ", "names no question and answer"),
         ("question,answer,answer\na,b,c\n", ":1: ", "'answer' stands there twice"),
-        ("question,answer,hint\na,b,c\n", ":2: ", "unknown key 'hint'"),
+        ("question,answer,hint\na,b,c\n", ":1: ", "unknown column 'hint', number 3 of the header"),
+        ("\nquestion,notes,answer\na,,c\n", ":2: ", "unknown column 'notes', number 2 of the header"),
+        ("question,answer,,\na,b,,\nb,c,,d\n", ":3: ", "a cell in column 4, which has no name"),
         ("question,answer\na,1\nb,2,3\n", ":3: ", "3 cells, but the header names 2"),
         ("question,answer\na,1\nb,\n", ":3: ", '"answer" must be'),
         ('question,answer\n"a\nb",1\nc,"d"e\n', ":4: ", "not CSV"),
-        ("question,answer\na,1\na,1\n", ":3: ", "occurs twice, first in line 2"),
+        ("question,answer\na,1\na,1\n", ":3: ", "the question 'a' occurs twice, first in line 2"),
+        ("question,answer,id\na,1,x\nb,1,x\n", ":3: ", "id 'x' occurs twice, first in line 2"),
         ("question,answer,level\na,1,high\n", ":2: ", '"level" must be a whole number'),
         ("question,answer\n", "", "no task item"),
         ("", ":1: ", "names no question and answer"),
@@ -226,10 +229,19 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("class Mine(Shape): pass\nassert Mine().area()", "derive a class"),
         ("assert f(lambda x: x) == 1", "hand functions"),
         ("def twice(x): return 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+        ("twice = lambda x: 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
+        ("assert apply(key=[lambda x: x])", "hand functions"),
+        ("def check(candidate):\n    assert candidate(lambda x: x)\ncheck(f)", "hand functions"),
+        ("def check(key):\n    assert sorted([1], key=key)\ncheck(len)\nassert f(1)", ""),
+        ("assert f(given) == 1", "hand functions"),
+        ("assert given(lambda x: x) == f(1)", ""),
+        ("assert stub(lambda x: x) == 1", "hand functions"),
+        ("class Mine(Given): pass\nassert f(Mine().size)", ""),
     ],
 )
 def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
-    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code"}
+    preamble = "def given(x):\n    return 1\ndef stub(x):\n    ...\nclass Given:\n    size = 1\n"
+    program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code", "preamble": preamble}
     fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}
     notes = JsonLinesSource(lines(tmp_path / "own.jsonl", fine, program)).notes
     if not reason:

@@ -53,8 +53,9 @@ export class Chart {
       svgElement("line", { class: "axis", x1: left, x2: right, y1: y(share * top), y2: y(share * top) }),
       svgElement("text", { x: left - 6, y: y(share * top) + 4, "text-anchor": "end" }, showY(share * top)),
     ]);
-    frame.push(svgElement("text", { x: left, y: HEIGHT_PX - 6 }, showX(xs[0])));
-    if (xs.length > 1) frame.push(svgElement("text", { x: right, y: HEIGHT_PX - 6, "text-anchor": "end" }, showX(xs.at(-1))));
+    const one = xs.length === 1;
+    frame.push(svgElement("text", { x: x(xs[0]), y: HEIGHT_PX - 6, "text-anchor": one ? "middle" : "start" }, showX(xs[0])));
+    if (!one) frame.push(svgElement("text", { x: right, y: HEIGHT_PX - 6, "text-anchor": "end" }, showX(xs.at(-1))));
     this.svg.replaceChildren(...frame, ...curves.flatMap(({ values, kind }) => line(xs, values, x, y, `curve ${kind}`)));
   }
 

@@ -28,14 +28,14 @@ export class Dial {
     this.whatif = element("p", { class: "whatif", id: hint });
     this.set = button("Set", () => this.apply());
     this.leave = button("Cancel", () => this.reset(), { class: "quiet" });
-    this.text = element("input", { type: "text", class: "dial-text", placeholder: "or type 30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
+    this.text = element("input", { type: "text", class: "dial-text", placeholder: "30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
     this.problem = element("p", { class: "problem", role: "alert" });
     const reading = task === null ? element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.") : element("div", { class: "dial-row" }, this.gauge, this.words);
     this.card = element("section", { class: "card dial", "aria-labelledby": heading },
       element("h4", { id: heading, dir: "auto" }, this.name), reading,
       element("div", { class: "meter-words" }, element("label", { htmlFor: slider }, "Questions that may go to the cloud"), this.output), this.slider,
       element("label", { class: "check" }, this.free, "the model decides alone"), this.whatif,
-      element("div", { class: "row" }, this.set, this.leave, this.text), this.problem);
+      element("div", { class: "row" }, this.set, this.leave, element("label", { class: "limit-field" }, "or type a rate", this.text)), this.problem);
   }
 
   // What the agent says of it: a reading, or of every task the rate alone.

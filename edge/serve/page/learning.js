@@ -6,7 +6,7 @@ import { TaskCharts, smoothed } from "./charts.js";
 import { $, announce, element, facts, refill, table } from "./elements.js";
 import { counted, moment, money, percent, seconds, whole } from "./numbers.js";
 import { Part } from "./view.js";
-import { sourceName } from "./words.js";
+import { LEARNED_FROM, sourceName } from "./words.js";
 
 const SINCE_S = 86400;
 const REPORT_EVERY_TICKS = 12;
@@ -123,7 +123,7 @@ function reportParts(report) {
 // Each task's validation questions before and after, and a few that changed.
 function comparedParts(tasks) {
   const rows = tasks.map((one) => [
-    sourceName(one.source), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
+    sourceName(one.source) + (one.learned_from ? ` (${LEARNED_FROM})` : ""), whole(one.items), fromTo(rightOf(one.right_then, one.items), rightOf(one.right_now, one.items)),
     one.in_the_end ? fromTo(percent(one.in_the_end.before), `${percent(one.in_the_end.after)} at a rate up to ${percent(one.in_the_end.rate)}`) : null,
     changed(one.gained, "+"), changed(one.lost, "−"), one.new ? `${whole(one.new_right)} of ${whole(one.new)} right` : null,
   ]);
@@ -147,8 +147,8 @@ function bandParts(bands) {
   const rows = bands.flatMap(({ source, band, steps, ...ends }) => ENDS.map(([end, name]) => element("tr", {},
     element("th", { scope: "row" }, end === "first" ? `${sourceName(source)}: ${band}` : ""), element("td", { class: "soft when" }, `${name} ${counted(steps, "step")}`),
     element("td", { class: "wide" }, bandBar(ends[end])), ...SHARES.map(([key]) => element("td", { class: "number" }, percent(ends[end][key]))))));
-  const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col" }, name)));
-  return [element("div", { class: "wide-table", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
+  const head = element("tr", {}, ...["Questions", "When", "", ...SHARES.map(([, name]) => name)].map((name) => element("th", { scope: "col", class: name ? null : "wide", "aria-label": name ? null : "As a bar" }, name)));
+  return [element("div", { class: "wide-table", tabIndex: 0, role: "region", "aria-label": "What became of practice questions" }, element("table", { class: "bands", "aria-label": "Shares of practice questions by band" }, element("thead", {}, head), element("tbody", {}, ...rows)))];
 }
 
 function bandBar(shares) {

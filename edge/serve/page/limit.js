@@ -20,7 +20,7 @@ export class Limit {
     const period = freshId("period");
     this.period = element("select", { id: period, "on:change": edited }, ...PERIODS.map(([value, words]) => element("option", { value }, words)));
     this.set = button("Set limit", () => this.apply());
-    this.off = button("No limit", () => this.send({ spend_limit_uusd: null, calls_limit: null, tokens_limit: null }), { class: "quiet" });
+    this.off = button("Take off", () => this.send({ off: true }), { class: "quiet", title: "Take off what was set here; limits of the configuration hold again." });
     this.problem = element("p", { class: "problem", role: "alert" });
     this.form = element("div", { class: "limit-form" },
       element("div", { class: "row" }, ...this.fields.map(([id, input, unit]) => element("span", { class: "limit-field" }, input, element("label", { htmlFor: id }, unit))),

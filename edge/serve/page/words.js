@@ -7,7 +7,16 @@ const COMMAND = " (edge-agent budget resume ends it)";
 // What names a command is said without it: the page has a switch for that.
 export const reasonWords = (reason) => (REASONS[reason] ?? reason).replace(COMMAND, "");
 
-// What is learned from: one's own questions, or a source by its name.
-export const sourceName = (source) => source.startsWith("mine:") ? `your own use (${source.slice(5)})` : source;
+const OWN_USE = [["mine:", "your own use"], ["watched:", "your task files"]];
+
+// What is learned from, as in the terminal (edge/core/formatting.py): one's own use in words, of a file its name without the folders.
+export function sourceName(source) {
+  for (const [kind, words] of OWN_USE) if (source.startsWith(kind)) return `${words} (${source.slice(kind.length)})`;
+  const end = source.lastIndexOf("/");
+  return source.slice(0, Math.max(end, 0)).includes(":") ? source : source.slice(end + 1);
+}
+
+// Beside validation questions of which none is held out.
+export const LEARNED_FROM = "learned from, too";
 
 export const sentence = (text) => text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";

@@ -248,7 +248,7 @@ async def _open_desk(
         coordinator_address,
         egress_client,
     )
-    from edge.cloud.client import WatchedClient
+    from edge.cloud.client import OPERATORS_PRICE_KEYS, OWN_PRICE_KEYS, WatchedClient
     from edge.learning.step_reporter import StepReporter
 
     agent = config.agent
@@ -259,7 +259,7 @@ async def _open_desk(
         await embedded.start()
     plain = egress_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
     stack.push_async_callback(plain.aclose)
-    client = WatchedClient(plain, sink, clock)
+    client = WatchedClient(plain, sink, clock, OPERATORS_PRICE_KEYS if embedded is None else OWN_PRICE_KEYS)
     scorer = scorer_of(agent, client, clock, _rollout_settings(config, prepared, state.run_id, registry))
     reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
     phases = [phase.steps or 0 for phase in agent.phases]

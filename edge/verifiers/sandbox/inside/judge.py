@@ -27,9 +27,11 @@ from edge.verifiers.sandbox.inside.wire import (
     BadFrame,
     Ended,
     Unencodable,
+    containers_in,
     decode,
     encode,
     framed,
+    held_at,
     read_frame,
     write_all,
 )
@@ -174,12 +176,12 @@ class Link:
         kind = (("call", "run") if target is None else ("method", "send"))[is_alone]
         origin = _RETURNED if target is None or name == "__call__" else min(target._origin, _REACHED)
         word, content = self.ask(kind, name, arguments if target is None else (target, *arguments), keywords, origin)
-        if word == "changed" and type(content) is tuple and len(content) == 3:
-            value, now, named = content
-            if type(now) is list and len(now) == len(arguments) and type(named) is dict and named.keys() == keywords.keys():
+        if word == "changed" and type(content) is tuple and len(content) == 4:
+            value, now, named, kept = content
+            is_form = type(now) is list and len(now) == len(arguments) and type(named) is dict and type(kept) is list
+            if is_form and named.keys() == keywords.keys():
                 self.answered += 1
-                for mine, theirs in (*zip(arguments, now, strict=True), *((keywords[key], named[key]) for key in keywords)):
-                    _take_over(mine, theirs)
+                _take_over((*arguments, *keywords.values()), (*now, *(named[key] for key in keywords)), kept)
                 return value
         return self._value(word, content)
 
@@ -252,15 +254,35 @@ class Link:
         return (RemoteClass if handle[1] == "class" else RemoteObject)(self, handle[0], origin)
 
 
-def _take_over(mine: Any, theirs: Any) -> None:
-    """Change a plain container to what the program made of its copy."""
+def _take_over(arguments: tuple[Any, ...], now: tuple[Any, ...], kept: list[Any]) -> None:
+    """Change plain containers, also those in others, to what the program made of its copies. `kept`: the numbers of those that are where
+    they were; what was put elsewhere is taken over as a copy."""
+    theirs: dict[int, Any] = {}
+    inside: dict[int, dict[Any, Any]] = {}
+    mine = containers_in(arguments)
+    in_place = frozenset(number for number in kept if type(number) is int)
+    for number, (holder, place, one) in enumerate(mine):
+        if holder < 0:
+            theirs[number] = now[place]
+        elif number in in_place and holder in theirs and type(found := held_at(theirs[holder], place)) is type(one):
+            theirs[number] = found
+            inside.setdefault(holder, {})[place] = one
+    for number in reversed(theirs):
+        _, _, one = mine[number]
+        _change(one, theirs[number], inside.get(number, {}))
+
+
+def _change(mine: Any, theirs: Any, inside: dict[Any, Any]) -> None:
+    """Change one plain container; what it holds `inside`, by index or key, stays the same object."""
     if type(mine) is not type(theirs) or type(mine) not in (list, dict, set, bytearray):
         return
-    if isinstance(mine, list | bytearray):
+    if isinstance(mine, list):
+        mine[:] = [inside.get(place, value) for place, value in enumerate(theirs)]
+    elif isinstance(mine, bytearray):
         mine[:] = theirs
     else:
         mine.clear()
-        mine.update(theirs)
+        mine.update({key: inside.get(key, value) for key, value in theirs.items()} if isinstance(theirs, dict) else theirs)
 
 
 class RemoteFunction:
@@ -371,6 +393,11 @@ class RemoteObject(Remote):
     """An instance of a class of the program. Its operators are added below."""
 
     __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For `isinstance`: of an instance that is a plain value as well, that value's class."""
+        return type(self._plain[0]) if self._plain else RemoteObject
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call it there."""

@@ -16,9 +16,11 @@ from edge.verifiers.sandbox.inside.wire import (
     SHARED_MODULES,
     Ended,
     Unencodable,
+    containers_in,
     decode,
     encode,
     framed,
+    held_at,
     read_frame,
     write_all,
 )
@@ -115,11 +117,13 @@ def _answer(module: Any, token: Any, kind: str, name: str, arguments: Any, keywo
             return encode((token, "built", _built(arguments[0](*arguments[1:], **keywords))), _mark)
         if kind in ("method", "send"):
             target, *arguments = arguments
+        containers = containers_in((*arguments, *keywords.values()))
+        if kind in ("method", "send"):
             value = getattr(target, name)(*arguments, **keywords)
         else:
             value = _found(module, name)(*arguments, **keywords)
-        if (value is None or kind in ("run", "send")) and any(map(_is_mutable, (*arguments, *keywords.values()))):
-            return encode((token, "changed", (value, list(arguments), keywords)), _mark)
+        if (value is None or kind in ("run", "send")) and any(type(one) in _MUTABLE for _, _, one in containers):
+            return encode((token, "changed", (value, list(arguments), keywords, _in_place(containers))), _mark)
         return encode((token, "value", value), _mark)
     except Unencodable as error:
         return encode((token, "unencodable", str(error)))
@@ -127,8 +131,13 @@ def _answer(module: Any, token: Any, kind: str, name: str, arguments: Any, keywo
         return encode((token, "raised", _raised(error)))
 
 
-def _is_mutable(value: Any) -> bool:
-    return type(value) in _MUTABLE
+def _in_place(containers: list[tuple[int, Any, Any]]) -> list[int]:
+    """The numbers of the containers that are still where they were before the call."""
+    kept: set[int] = set()
+    for number, (holder, place, one) in enumerate(containers):
+        if holder < 0 or (holder in kept and held_at(containers[holder][2], place) is one):
+            kept.add(number)
+    return sorted(kept)
 
 
 def _raised(error: BaseException) -> tuple[str, list[str], Any]:

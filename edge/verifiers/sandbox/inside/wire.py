@@ -210,6 +210,28 @@ _FROM_ITEMS: dict[bytes, Callable[[list[Any]], Any]] = {
 }
 
 
+_HOLDERS = (list, tuple, dict)
+
+
+def containers_in(arguments: Iterable[Any]) -> list[tuple[int, Any, Any]]:
+    """The containers among arguments and in them, each behind the one that holds it: the holder's place in this list (-1: none), the index
+    or key in it, and the container. Both sides number them alike. Of arguments that have crossed, so they end."""
+    kinds = (*_HOLDERS, set, bytearray)
+    found = [(-1, place, one) for place, one in enumerate(arguments) if isinstance(one, kinds)]
+    for number, (_, _, holder) in enumerate(found):  # it grows meanwhile
+        if isinstance(holder, _HOLDERS):
+            inside = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
+            found += [(number, place, one) for place, one in inside if isinstance(one, kinds)]
+    return found
+
+
+def held_at(holder: Any, place: Any) -> Any:
+    """What a list, tuple or dictionary holds at an index or key; None where it ends before, or is none."""
+    if isinstance(holder, dict):
+        return holder.get(place)
+    return holder[place] if isinstance(holder, list | tuple) and type(place) is int and place < len(holder) else None
+
+
 def read_exactly(fd: int, size: int, beside: int = -1) -> bytes:
     """`size` bytes, not one more. Raises Ended at the end of the stream, or when nobody is left at the other end of `beside`."""
     parts = []
