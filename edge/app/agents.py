@@ -105,7 +105,15 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
         def open_as_before(name: str) -> TaskSource:
             return open_source(name, labels.get(name, OWN_LABEL))
 
-        curriculum = Curriculum(config.phases, open_as_before, state, learning.seed, learning.prompts_per_step, demonstrates)
+        curriculum = Curriculum(
+            config.phases,
+            open_as_before,
+            state,
+            learning.seed,
+            learning.prompts_per_step,
+            demonstrates,
+            config.gate.skills,
+        )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
         address = coordinator_address(config, state.folder)

@@ -198,7 +198,7 @@ class WatchedFolder:
                 path for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
             )
         except OSError as error:
-            problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror})"
+            problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror}); make it, or change use.tasks_folder"
         if len(paths) > MOST_FILES:
             problem = f"{self.folder}: {len(paths)} task files; the first {MOST_FILES} by name are used"
         if problem and problem != self._folder_problem:
@@ -337,14 +337,14 @@ class OwnUse:
 
     async def fresh(self) -> int:
         """How many items are there to be learned from; none where own use has no share of the steps."""
-        sources, uses = await self.sources(), self._uses()
+        sources, (uses, _) = await self.sources(), self._uses()
         if self.rules.share <= 0.0:
             return 0
         return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
 
     async def through(self) -> list[Through]:
         """The sources of which every question was learned from as often as it may be; where these are all, their sum under the name ""."""
-        sources, uses, given_up = await self.sources(), self._uses(), self._given_up()
+        sources, (uses, given_up) = await self.sources(), self._uses()
         if self.rules.share <= 0.0:
             return []
         with_questions = [source for source in sources if source.train]
@@ -371,7 +371,7 @@ class OwnUse:
         turn = math.floor(step * share + 1e-9)
         if self.rules.share <= 0.0:
             return plan
-        sources, uses = await self.sources(), self._uses()
+        sources, (uses, _) = await self.sources(), self._uses()
         if turn == math.floor((step - 1) * share + 1e-9):
             return plan and replace(plan, rehearsed=self._rehearsed(sources, uses, step))
         ready = await asyncio.to_thread(self._ready, sources, uses)
@@ -464,21 +464,17 @@ class OwnUse:
             sources.append(OwnSource(f"{kind}:{task}", task, tuple(train), tuple(held_out)))
         return sources
 
-    def _uses(self) -> dict[str, int]:
-        """Passes by item; one that is given up has them all."""
-        given_up = self._given_up()
-        return {item: uses if item in given_up else uses - shown for item, uses, shown in self._steps_of_items()}
-
-    def _given_up(self) -> set[str]:
-        """The items whose answer was shown as often as it may be and that were hardly ever right."""
-        passes = self.rules.passes
-        return {item for item, uses, shown in self._steps_of_items() if shown >= MOST_SHOWN * passes and uses - shown < passes}
-
-    def _steps_of_items(self) -> list[tuple[str, int, int]]:
-        """Each item with its steps, and in how many of them its answer was shown."""
-        return self._state.database.execute(
-            "SELECT item, uses, coalesce(times, 0) FROM item_uses LEFT JOIN demonstrated USING (item)"
-        ).fetchall()
+    def _uses(self) -> tuple[dict[str, int], set[str]]:
+        """Passes by item: the steps in which its answer had not to be shown. One whose answer was shown as often as it may be, and that was
+        hardly ever right, is given up and has them all; these are the second part."""
+        query = "SELECT item, uses, coalesce(times, 0) FROM item_uses LEFT JOIN demonstrated USING (item)"
+        passes, uses, given_up = self.rules.passes, dict[str, int](), set[str]()
+        for item, steps, times in self._state.database.execute(query):
+            uses[item] = steps - times
+            if times >= MOST_SHOWN * passes and steps - times < passes:
+                uses[item] = steps
+                given_up.add(item)
+        return uses, given_up
 
     def _own_steps(self) -> int:
         query = (

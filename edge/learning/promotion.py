@@ -110,7 +110,7 @@ class PromotionGate:
         line = self.state.lineage()
         sources = [step.source for step in self.state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
         memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
-        memory = self._with_anchors(memory, dict.fromkeys((*sources, event.source)))
+        memory = self._with_anchors(memory, dict.fromkeys((*self.rules.skills, *sources, event.source)))
         rate = self._rate(event, base, memory)
         examined = await self._examined(memory, line)
         if examined is not None:

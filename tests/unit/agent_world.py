@@ -171,7 +171,10 @@ class World:
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
-        curriculum = Curriculum(self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step)
+        skills = self.gate.skills if self.gate else ()
+        curriculum = Curriculum(
+            self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step, skills=skills
+        )
         parts = AgentComponents(
             state=state,
             curriculum=curriculum,

@@ -16,7 +16,7 @@ import pytest
 from edge.config.schema import PhaseConfig
 from edge.console import spoken
 from edge.core.errors import NotFound, StateError
-from edge.core.types import Message, Sampling, TrainingGroup
+from edge.core.types import Message, Sampling, TaskItem, TrainingGroup
 from edge.learning.run_folder import RunFolder
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AdapterSwapped, GateJudged, Notice
@@ -24,7 +24,7 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.training.learner import LearnerReport
 from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import HELP, World, changed, local_answer, mixed_script, number_in, numbers
+from tests.unit.agent_world import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
 
 RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2)
@@ -140,6 +140,30 @@ async def test_small_falls_that_add_up_are_judged_by_the_best_adapter_so_far(tmp
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused", "rolled back"]
     assert [step.adapter.gate_before for step in steps if step.adapter.gate] == [1.0, 1.0, 1.0]
     assert line.serving == 2
+
+
+class Skill(Sums):
+    """Held-out sums that no phase has."""
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        return [item(800_000 + number) for number in range(limit)]
+
+
+async def test_a_skill_that_no_phase_learns_is_examined_too(tmp_path: Path) -> None:
+    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, skills=("skill",), anchors_per_task=8))
+    world.open_source = lambda name: Skill(name) if name == "skill" else Sums(name)
+    calm = world.script
+
+    def forgetful(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+        """The fourth version has lost the skill."""
+        lost = world.rollouts.adapter_version == 4 and 800_000 <= number_in(messages[-1].content) < 900_000
+        return local_answer(0) if lost else calm(messages, sampling, seed)
+
+    world.script = forgetful
+    steps, _ = await learned(world)
+    assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused"]
+    assert steps[3].adapter.gate_reason.startswith("skill: 0 % of 8 validation questions right")
+    assert {step.source for step in steps} == {"sums"}
 
 
 async def test_how_often_an_adapter_asks_is_left_to_the_dial(tmp_path: Path) -> None:
