@@ -50,8 +50,10 @@ async def edge_agent(environment: Mapping[str, str], *words: str) -> str:
 
 
 @asynccontextmanager
-async def running_agent(folder: Path, upstream: Upstream) -> AsyncIterator[tuple[openai.AsyncOpenAI, dict[str, str]]]:
-    """`models pull`, a configuration, `run`; a client, and the environment of further commands."""
+async def running_agent(
+    folder: Path, upstream: Upstream, *more: str, limit: str = ""
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, dict[str, str]]]:
+    """`models pull`, a configuration, `budget limit` of so many USD, `run`; a client, and the environment of further commands."""
     state = folder / "state"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("EDGE_AGENT_")},
@@ -71,7 +73,9 @@ async def running_agent(folder: Path, upstream: Upstream) -> AsyncIterator[tuple
     }
     settings = {"coordinator": {"embedded": embedded}, "engine": {"threads": 1}, "model": {"context_tokens": 4096}}
     (folder / "cloud.yaml").write_text(yaml.safe_dump(settings))
-    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--no-learn", "--port", "0", "--state", str(state))
+    if limit:
+        await edge_agent(environment, "budget", "limit", "--spend", limit, "--per", "month", "--state", str(state))
+    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--port", "0", "--state", str(state), *more)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "edge.cli", *words),
         env=environment,
@@ -93,7 +97,7 @@ async def running_agent(folder: Path, upstream: Upstream) -> AsyncIterator[tuple
 
 
 async def test_a_model_by_name_and_a_key_in_the_environment_answer_and_stay_within_the_ledger(tmp_path: Path) -> None:
-    async with running_upstream(cloud) as upstream, running_agent(tmp_path, upstream) as (client, environment):
+    async with running_upstream(cloud) as upstream, running_agent(tmp_path, upstream, "--no-learn") as (client, environment):
         chat: Any = client.chat.completions.create
         answer = await chat(model="edge-cloud", messages=QUESTION)
         assert (answer.choices[0].message.content, answer.edge["source"]) == ("In Zermatt.", "cloud")
@@ -126,3 +130,34 @@ async def test_a_model_by_name_and_a_key_in_the_environment_answer_and_stay_with
         assert KEY not in outbox
         written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
         assert not any(KEY.encode() in content for content in written), "the key is in no file"
+
+
+async def test_with_own_questions_and_a_limit_it_learns_and_spends_no_more(tmp_path: Path) -> None:
+    tasks = tmp_path / "my-questions.csv"
+    tasks.write_text("question,answer\nWhere is the Matterhorn?,Zermatt\nWho runs the mill?,Ilka\n")
+    small = ("--set", "learning.prompts_per_step=2", "--set", "learning.max_tokens=16")
+    async with (
+        running_upstream(cloud) as upstream,
+        running_agent(tmp_path, upstream, "--tasks", str(tasks), *small, limit="0.001") as (client, environment),
+    ):
+        refused = None
+        for number in range(20):
+            question: Any = [{"role": "user", "content": f"Where is peak {number}?"}]
+            try:
+                await client.chat.completions.create(model="edge-cloud", messages=question, max_tokens=100)
+            except openai.APIStatusError as error:
+                refused = error
+                break
+        assert refused is not None and "budget" in refused.message
+        assert len(upstream.bodies) > 5
+        async with asyncio.timeout(START_S):
+            while (status := await status_of(environment, tmp_path / "state"))["learning"]["steps_done"] < 2:
+                await asyncio.sleep(1.0)
+        device = status["budget"]["device"]
+        assert (device["spend_uusd"], device["spend_period"]) == (63 * len(upstream.bodies), "month")
+        assert device["spend_uusd"] <= device["spend_limit_uusd"] == 1000
+
+
+async def status_of(environment: Mapping[str, str], state: Path) -> Any:
+    """What `status` says."""
+    return json.loads(await edge_agent(environment, "status", "--json", "--state", str(state)))
