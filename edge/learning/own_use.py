@@ -198,7 +198,9 @@ class WatchedFolder:
                 path for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
             )
         except OSError as error:
-            problem = f"{self.folder}: the folder of task files cannot be read ({error.strerror}); make it, or change use.tasks_folder"
+            problem = (
+                f"{self.folder}: the folder of task files cannot be read ({error.strerror}); make it, or change use.tasks_folder"
+            )
         if len(paths) > MOST_FILES:
             problem = f"{self.folder}: {len(paths)} task files; the first {MOST_FILES} by name are used"
         if problem and problem != self._folder_problem:
