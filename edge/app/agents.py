@@ -112,7 +112,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             learning.seed,
             learning.prompts_per_step,
             demonstrates,
-            config.gate.skills,
+            learning.skills,
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))

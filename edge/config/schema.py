@@ -268,6 +268,11 @@ class LearningConfig(Section):
         description="Where half of a group's responses or more are not right, learn from the given answer, too: of one's own "
         "questions (corrections, verdicts, task files), of all tasks, or of none.",
     )
+    skills: list[str] = Field(
+        ["practice:group1", "practice:group2"],
+        description="Sources that nothing is learned at the cost of: right answers to them are kept up beside given ones, and the gate "
+        "examines them though no phase learns them ([]: none).",
+    )
 
     @property
     def dual_rule(self) -> ProportionalIntegral:
@@ -336,10 +341,6 @@ class GateConfig(Section):
     )
     every: int = Field(10, ge=1, description="Steps between two judgements; a phase's last step is judged, too.")
     anchors: int = Field(16, ge=1, description="Stored items of each task that are answered.")
-    skills: list[str] = Field(
-        ["practice:group1", "practice:group2"],
-        description="Sources that are examined though no phase learns them, so that nothing is learned at their cost ([]: none).",
-    )
     max_drop: Rate = Field(
         0.2,
         description="Most that a task's share of right answers may fall from its best so far; more counts where it is beyond chance.",

@@ -88,7 +88,7 @@ class Curriculum:
         skills: Sequence[str] = (),
     ) -> None:
         """Opens every source at once, so that a bad task file shows at the start. `demonstrates`: whether a source's given answers are
-        learned from. `skills`: sources that are only examined. Raises TaskFileError, UsageError."""
+        learned from. `skills`: sources that nothing is learned at the cost of. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
         opened = {phase.source: open_source(phase.source) for phase in phases}
@@ -97,7 +97,7 @@ class Curriculum:
         self._named: dict[str, _Part] = {}
         for part in (one for parts in phase_parts for one in parts):
             self._named.setdefault(part.name, part)
-        self._skills = {name: open_source(name) for name in skills if name not in self._named}
+        self.skills = {name: opened.get(name) or open_source(name) for name in skills}
         self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
         self._state = state
         self._seed = seed
@@ -189,14 +189,12 @@ class Curriculum:
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:
         """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items; likewise
-        for each label of its file that is only held out. Also of a skill that is only examined.
+        for each label of its file that is only held out. Also of a skill.
 
         {} for a source that no phase has any more.
         """
-        if source in self._skills:
-            return {source: self._anchors_of(self._skills[source], limit)}
         if source not in self._named:
-            return {}
+            return {source: self._anchors_of(self.skills[source], limit)} if source in self.skills else {}
         parts = dict.fromkeys([self._named[source], *self._held_out_beside[source]])
         return {part.name: self._anchors_of(part.source, limit) for part in parts}
 

@@ -2,7 +2,8 @@
 
 Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had six
 after it had learned one other sum (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
-questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it.
+questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it. And in
+each such step it answers a few questions of other skills; what it has right there is learned along.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, cycle, islice
 
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
@@ -19,16 +20,20 @@ from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalRespon
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
 from edge.dagrpo.prompts import prompt_messages
-from edge.evaluation.judging import Candidate, RolloutSettings
+from edge.evaluation.judging import Candidate, RolloutSettings, judge
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.rollout import ScoredGroup, as_a_turn, drawn_dual
 from edge.state.folder import StateFolder
 from edge.state.rows import SimilarAnswer
+from edge.tasks.source import TaskSource
 from edge.training.learner import MOST_IMITATIONS
+from edge.verifiers.verifier import Verifier
 
 _SIMILAR, _SAMPLES = 16, 3
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
+_OF_A_SKILL, _TRIES_OF_EACH = 4, 2
+"""Questions of each skill in a step, and responses to each of them."""
 _MOST_WORDS, _TRIES = 256, 2000
 
 
@@ -50,14 +55,15 @@ class GivenAnswers:
     backend: InferenceBackend
     settings: RolloutSettings
     state: StateFolder
+    verifier: Verifier
+    skills: tuple[TaskSource, ...] = ()
 
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
-        """The step's given answers where few responses are right by themselves: what is hardly ever sampled cannot be learned from
-        samples. The step's other answers are among them, so that a new one does not take the place of a known one; and beside steps on
-        other tasks one update keeps up what is known."""
+        """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
+        hardly ever sampled cannot be learned from samples; else one update that keeps them up, as beside steps on other tasks."""
         given = [group for group in groups if plan.demonstrates and demonstration(group.item)]
         items, unknown = [(group.item, group.prompt_dual) for group in given], [one.item for one in given if not one.knows]
-        if not unknown:
+        if not items:
             items = [(item, drawn_dual(self.settings, plan.step, index)) for index, item in enumerate(plan.rehearsed)]
         stored = {Candidate(item).key: self._stored(Candidate(item).key) for item, _ in items}
         new = {Candidate(item).key: item for item, _ in items if not stored[Candidate(item).key]}
@@ -66,8 +72,10 @@ class GivenAnswers:
         demonstrations = tuple(one for one in made if one is not None)
         if not demonstrations:
             return ImitationBatch(())
-        kept = self._kept([item for item, _ in items], [*chain.from_iterable(stored.values()), *found])
-        stream(self.settings.seed, "kept", plan.step).shuffle(kept)
+        similar = self._kept([item for item, _ in items], [*chain.from_iterable(stored.values()), *found])
+        stream(self.settings.seed, "kept", plan.step).shuffle(similar)
+        others = await self._of_skills(plan.step)
+        kept = [one for pair in zip(similar, cycle(others), strict=False) for one in pair] or similar or others
         shown = tuple(Candidate(item).key for item in unknown)
         return ImitationBatch(demonstrations, tuple(kept), MOST_IMITATIONS if unknown else 1, shown, tuple(found))
 
@@ -103,6 +111,24 @@ class GivenAnswers:
 
         answers = await all_of(answered(number, question) for number, question in enumerate(questions))
         return [SimilarAnswer(key, item.question, demonstration(item)), *(one for one in answers if one is not None)]
+
+    async def _of_skills(self, step: int) -> list[KeptAnswer]:
+        """What the model has right by itself of a few questions of each skill, others in each step."""
+        settings, seed = self.settings, derive_seed(self.settings.seed, "skills", step)
+        items = [item for source in self.skills for item in islice(source.train(seed), _OF_A_SKILL)]
+
+        async def answered(number: int, item: TaskItem) -> KeptAnswer | None:
+            sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
+            seeds = [derive_seed(seed, number, sample) for sample in range(_TRIES_OF_EACH)]
+            group = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+            for response in group.responses:
+                tokens = as_a_turn(self.backend, settings, item, response.text, len(group.prompt_ids))
+                if tokens and await judge(self.verifier, item, response.text):
+                    return KeptAnswer(group.prompt_ids, tokens)
+            return None
+
+        answers = await all_of(answered(number, item) for number, item in enumerate(items))
+        return [one for one in answers if one is not None]
 
     def _stored(self, key: str) -> list[SimilarAnswer]:
         query = "SELECT item, question, answer FROM kept_answers WHERE item = ? ORDER BY question"

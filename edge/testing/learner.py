@@ -20,6 +20,7 @@ class ScriptedLearner:
         self.updates: list[tuple[TrainingGroup, ...]] = []
         self.demonstrations: list[tuple[Demonstration, ...]] = []
         self.kept: list[tuple[KeptAnswer, ...]] = []
+        self.most: list[int] = []
         self.exports: list[AdapterRef] = []
         self.step = 0
         self._refuse = refuse
@@ -50,6 +51,7 @@ class ScriptedLearner:
         """Record the demonstrations and what is kept beside them; one update."""
         self.demonstrations.append(tuple(demonstrations))
         self.kept.append(tuple(kept))
+        self.most.append(most)
         self.step += 1
         return Imitation(1, 0.0, 0.0, 0.0)
 

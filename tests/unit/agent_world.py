@@ -125,6 +125,7 @@ class World:
     price_levels: tuple[float, ...] = ()
     price: float | None = None
     cloud_samples: bool = False
+    skills: tuple[str, ...] = ()
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
     calls_tools: bool = False
 
@@ -171,9 +172,8 @@ class World:
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
-        skills = self.gate.skills if self.gate else ()
         curriculum = Curriculum(
-            self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step, skills=skills
+            self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step, skills=self.skills
         )
         parts = AgentComponents(
             state=state,

@@ -21,6 +21,7 @@ from edge.dagrpo.format import check_format
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
 from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
+from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import World, local_answer, number_in
 from tests.unit.test_own_use import corrected, give
@@ -186,11 +187,34 @@ async def test_a_question_whose_answer_is_given_meanwhile_is_not_kept(tmp_path: 
     assert not any(one.prompt_ids in prompts[-1] for one in learner.kept[-1])
 
 
-async def test_practice_and_answers_that_are_known_are_not_imitated(tmp_path: Path) -> None:
+async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) -> None:
+    world = ignorant(world_with_corrections(tmp_path / "state", 1), known=set())
+    world.skills = ("skill",)
+    half = world.script
+
+    def script(messages: object, sampling: object, seed: int) -> str:
+        """Right on the even ones of the skill's questions."""
+        number = number_in(messages[-1].content)  # type: ignore[index]
+        skilled = number > 10_000 and not sampling.exact and number % 2 == 0  # type: ignore[attr-defined]
+        return local_answer(number + 1) if skilled else half(messages, sampling, seed)  # type: ignore[arg-type]
+
+    world.script = script  # type: ignore[assignment]
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    (learner,) = world.learners
+    right = {one.token_ids for one in learner.kept[0]}
+    assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
+
+
+async def test_practice_is_not_imitated_and_answers_that_are_known_are_kept_up_by_one_update(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={1, 2})
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-    assert [learner.demonstrations for learner in world.learners] == [[]]
+        practice, own = agent.steps()
+    (learner,) = world.learners
+    assert [len(some) for some in learner.demonstrations] == [2]
+    assert learner.most == [1]
+    assert (practice.update.imitation_updates, own.update.imitation_updates, own.update.demonstrations) == (0, 1, 0)
 
 
 async def test_switched_off_nothing_is_imitated(tmp_path: Path) -> None:
@@ -211,8 +235,8 @@ async def test_an_item_comes_again_until_it_was_right_in_all_its_passes_and_is_r
         sources = [step.source for step in agent.steps()]
     assert sources.count("mine:math") == 3 + OWN.passes
     (learner,) = world.learners
-    # shown beside its own three steps, and kept up by one update beside each step on something else since the first
-    assert len(learner.demonstrations) == 3 + sum(source == "sums" for source in sources[2:])
+    assert len(learner.demonstrations) == len(sources[sources.index("mine:math") :]), "in each step since the first on it"
+    assert learner.most.count(MOST_IMITATIONS) == 3, "shown in its own three steps, and kept up by one update then"
 
 
 async def test_what_cannot_be_learned_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:
