@@ -30,7 +30,7 @@ from edge.tasks.source import TaskSource
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.verifier import Verifier
 
-_SIMILAR, _SAMPLES = 16, 3
+_SIMILAR, _SAMPLES = 16, 2
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
 _OF_A_SKILL, _TRIES_OF_EACH = 4, 2
 """Questions of each skill in a step, and responses to each of them."""
