@@ -68,7 +68,11 @@ class OpenAICompatibleProvider:
         """Complete once. Raises ProviderError."""
         end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=False)
-        reply, answer = await self._http.ask(body, request, end)
+        reply = await self._http.post(body, request, end)
+        try:
+            answer = await reply.whole()
+        finally:
+            reply.close()
         return _finished(_decoded(answer, request, _wanted(reply, JSON)))
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
