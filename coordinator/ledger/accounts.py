@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from edge.core.formatting import money
 
@@ -205,12 +204,15 @@ class BudgetRow(Struct, frozen=True, gc=False):
 
     def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
         """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
-        return replace(self, reserved=self.reserved.plus(amount), set_aside=self.set_aside.minus(from_aside))
+        return self._with(self.committed, self.reserved.plus(amount), self.set_aside.minus(from_aside))
 
     def resolved(self, hold: Amount, charge: Amount, to_aside: Amount) -> BudgetRow:
         """With a hold less and its charge, `to_aside` of it set aside again. Raises ValueError where an amount would be negative."""
-        committed, set_aside = self.committed.plus(charge), self.set_aside.plus(to_aside)
-        return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
+        return self._with(self.committed.plus(charge), self.reserved.minus(hold), self.set_aside.plus(to_aside))
+
+    def _with(self, committed: Amount, reserved: Amount, set_aside: Amount) -> BudgetRow:
+        limits = (self.key, self.asked, self.limits)
+        return BudgetRow(*limits, committed, reserved, self.floor_ppm, self.members, self.floor, set_aside)
 
 
 class CallRow(Struct, frozen=True, gc=False):

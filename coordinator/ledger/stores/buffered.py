@@ -274,7 +274,6 @@ class BufferedTables:
         self._entries_under_way = []
         self._groups[1] = set()
         self._cache_keys[1] = Counter()
-        self._stored_limits = None
 
     # rows ----------------------------------------------------------------------------------------------------------------------
 
