@@ -22,6 +22,7 @@ from coordinator.service.tracing import open_tracing
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
+    from coordinator.service.handlers import Wrapping
     from coordinator.calls.broker import Broker
     from coordinator.calls.upstreams import Upstream, UpstreamTable
     from coordinator.ledger.budgets import BudgetBook
@@ -73,11 +74,11 @@ class Observation:
     def _traced(self, provider: CloudProvider, alias: str) -> CloudProvider:
         return provider if self.tracing is None else self.tracing.provider(provider, alias)
 
-    def interceptors(self, lasting: frozenset[str]) -> tuple[Any, ...]:
+    def wrappings(self, lasting: frozenset[str]) -> tuple[Wrapping, ...]:
         """What counts a listener's RPCs, and before it what traces them."""
-        from coordinator.service.rpc_meter import RpcInterceptor, outcome_of
+        from coordinator.service.rpc_meter import RpcCounter, outcome_of
 
-        meter = RpcInterceptor(self.meters, self.refusals, lasting)
+        meter = RpcCounter(self.meters, self.refusals, lasting)
         if self.tracing is None:
             return (meter,)
         from coordinator.service.rpc_tracer import RpcTracer
