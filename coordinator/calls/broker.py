@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from coordinator import failpoints
@@ -259,21 +259,37 @@ class Broker:
 
     async def _ask_one(self, flight: Flight, upstream: Upstream) -> CloudCompletion:
         """One upstream: slot, breaker, T1, ask, T2. Raises _NotTaken when it certainly did not execute the call and another may."""
+        job, breaker, time = flight.job, upstream.breaker, asyncio.get_running_loop().time
+        try:
+            await upstream.gate.enter(min(self._terms.max_queue_wait_s, _left_s(job)), job.device)
+        except CoordinatorUnavailable as error:
+            raise _NotTaken(error, attempted=False) from error
+        try:
+            passed = breaker.enter(time())
+            if passed is None:
+                raise _left_alone(upstream, breaker.wait_s(time()))
+            report = _Report()
+            try:
+                return await self._ask_in_slot(flight, upstream, report)
+            finally:
+                breaker.leave(passed, report.outcome, time(), report.retry_after_s)
+        finally:
+            upstream.gate.leave()
+
+    async def _ask_in_slot(self, flight: Flight, upstream: Upstream, report: _Report) -> CloudCompletion:
         job = flight.job
-        async with _slot(upstream, job.device, min(self._terms.max_queue_wait_s, _left_s(job))):
-            with _pass(upstream) as report:
-                quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
-                deadline_s = _upstream_deadline_s(job, upstream)
-                flight.can_be_dropped = False
-                outcome = await self._reserved(job, upstream, quote, deadline_s)
-                match outcome:
-                    case Reserved(attempt=number, billing_key=key):
-                        request = upstream.request(job.call, deadline_s, key)
-                        return await self._ask_and_settle(flight, _Attempt(upstream, quote, number, request, report))
-                    case Replay(call=row) | Ended(call=row):
-                        return await self._replayed(row)
-                    case InProgress(key=key):
-                        raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
+        quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
+        deadline_s = _upstream_deadline_s(job, upstream)
+        flight.can_be_dropped = False
+        outcome = await self._reserved(job, upstream, quote, deadline_s)
+        match outcome:
+            case Reserved():
+                request = upstream.request(job.call, deadline_s, outcome.billing_key)
+                return await self._ask_and_settle(flight, _Attempt(upstream, quote, outcome.attempt, request, report))
+            case Replay() | Ended():
+                return await self._replayed(outcome.call)
+            case InProgress():
+                raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": outcome.key})
 
     async def _reserved(
         self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
@@ -393,23 +409,22 @@ class Broker:
         ended with."""
         if row.state is not CallState.COMPLETED or row.result is None:
             raise _failure(row)
-        completion = CloudCompletion(
+        budget: BudgetSnapshot | None = None
+        with suppress(CoordinatorError):  # the answer is paid for; a budget that cannot be read must not cost it
+            if view is None or self._book.learn(view.limits):
+                budget = await self.budget(row.device, row.task)
+            else:
+                budget = await self._snapshot(row.device, row.task, limits, view)
+        return CloudCompletion(
             call_key=row.key,
             text=row.result,
             usage=TokenUsage(row.input_tokens, row.output_tokens),
             charged_uusd=row.charged.uusd,
             cached=row.cached,
             model=row.model,
+            budget=budget,
             openai_json=completion_json(row.finish, row.beyond_text),
         )
-        try:
-            if view is None or self._book.learn(view.limits):
-                told = self.budget(row.device, row.task)
-            else:
-                told = self._snapshot(row.device, row.task, limits, view)
-            return replace(completion, budget=await told)
-        except CoordinatorError:  # the answer is paid for; a budget that cannot be read must not cost it
-            return completion
 
 
 @dataclass(slots=True)
@@ -450,33 +465,9 @@ class _NotTaken(Exception):
         return self.error.retry_after_s or 0.0
 
 
-@asynccontextmanager
-async def _slot(upstream: Upstream, device: str, max_wait_s: float) -> AsyncIterator[None]:
-    """A slot of an upstream, in this device's turn. Raises _NotTaken when there is none in time."""
-    try:
-        await upstream.gate.enter(max_wait_s, device)
-    except CoordinatorUnavailable as error:
-        raise _NotTaken(error, attempted=False) from error
-    try:
-        yield
-    finally:
-        upstream.gate.leave()
-
-
-@contextmanager
-def _pass(upstream: Upstream) -> Iterator[_Report]:
-    """Leave of an upstream's breaker, and what it is told at the end. Raises _NotTaken when it is open."""
-    loop = asyncio.get_running_loop()
-    passed = upstream.breaker.enter(loop.time())
-    if passed is None:
-        wait_s = upstream.breaker.wait_s(loop.time())
-        message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
-        raise _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
-    report = _Report()
-    try:
-        yield report
-    finally:
-        upstream.breaker.leave(passed, report.outcome, loop.time(), report.retry_after_s)
+def _left_alone(upstream: Upstream, wait_s: float) -> _NotTaken:
+    message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
+    return _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
 
 
 async def _ask(flight: Flight, attempt: _Attempt) -> ProviderResult:

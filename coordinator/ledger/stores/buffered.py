@@ -353,17 +353,26 @@ class BufferedTables:
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
         """Reserve if it fits."""
         row = self._budgets.get(key)
-        held = None if row is None else _consistent(row.held, amount, from_aside)
-        if held is None or not held.within_limits:
+        if row is None:
             return False
-        self.put_budget(held)
-        return True
+        try:
+            held = row.held(amount, from_aside)
+        except ValueError as error:
+            raise _inconsistent() from error
+        if held.within_limits:
+            self.put_budget(held)
+            return True
+        return False
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
         row = self._budgets.get(key)
-        if row is not None:
-            self.put_budget(_consistent(row.resolved, hold, charge, to_aside))
+        if row is None:
+            return
+        try:
+            self.put_budget(row.resolved(hold, charge, to_aside))
+        except ValueError as error:
+            raise _inconsistent() from error
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
@@ -508,12 +517,9 @@ def call_keys(file: RowsFile) -> CallKeys:
     return keys
 
 
-def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow:
-    """The changed row. Raises CoordinatorError when an amount would be negative, which the file would refuse as well."""
-    try:
-        return change(*amounts)
-    except ValueError as error:
-        raise CoordinatorError("the ledger refused an inconsistent change") from error
+def _inconsistent() -> CoordinatorError:
+    """An amount would be negative, which the file would refuse as well."""
+    return CoordinatorError("the ledger refused an inconsistent change")
 
 
 def _group_of(row: CallRow) -> Group:

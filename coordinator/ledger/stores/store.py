@@ -55,9 +55,9 @@ class LedgerStore:
         """Run `work` as one durable transaction; it leaves nothing behind when it raises."""
         raise NotImplementedError
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run one operation."""
-        return await self.transact(lambda ledger: operation.on(ledger, *args, **kwargs))
+        return self.transact(lambda ledger: operation.on(ledger, *args, **kwargs))
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
@@ -111,9 +111,9 @@ class WrappedStore(LedgerStore):
         """The inner store's."""
         return await self._inner.transact(work)
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """The inner store's."""
-        return await self._inner.perform(operation, *args, **kwargs)
+        return self._inner.perform(operation, *args, **kwargs)
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """The inner store's."""
