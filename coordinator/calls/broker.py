@@ -216,8 +216,7 @@ class Broker:
 
     def _launch(self, job: Job, progress: Progress | None) -> Flight:
         flight = self._flights[job.group] = Flight(job, progress)
-        task = flight.launch(self._fly(flight))
-        task.add_done_callback(lambda _: self._land(flight))
+        flight.launch(self._fly(flight), self._land)
         return flight
 
     def _land(self, flight: Flight) -> None:

@@ -7,7 +7,7 @@ waits for a slot, when nothing was held or sent yet, does the last client's leav
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +72,17 @@ class Flight:
         self._released = False
         self._task: asyncio.Task[CloudCompletion] | None = None
 
-    def launch(self, work: Coroutine[Any, Any, CloudCompletion]) -> asyncio.Task[CloudCompletion]:
-        """Start the task."""
-        self._task = asyncio.create_task(work, name=f"call {self.job.call.call_key}")
-        self._task.add_done_callback(_mark_seen)
-        self._task.add_done_callback(lambda _: self._wake())
-        return self._task
+    def launch(self, work: Coroutine[Any, Any, CloudCompletion], landed: Callable[[Flight], None]) -> None:
+        """Start the task, and say when it is over."""
+
+        def over(task: asyncio.Task[CloudCompletion]) -> None:
+            if not task.cancelled():
+                task.exception()  # one that nobody waited for is stored in the ledger; asyncio need not complain about it
+            self._wake()
+            landed(self)
+
+        self._task = asyncio.create_task(work, name=self.job.call.call_key)
+        self._task.add_done_callback(over)
 
     async def result(self) -> CloudCompletion:
         """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
@@ -119,9 +124,3 @@ class Flight:
         """Stop it; what it holds is settled as in doubt."""
         if self._task is not None:
             self._task.cancel()
-
-
-def _mark_seen(task: asyncio.Task[CloudCompletion]) -> None:
-    """A failure that nobody waited for is stored in the ledger; asyncio need not complain about it."""
-    if not task.cancelled():
-        task.exception()
