@@ -134,8 +134,9 @@ def share_key(budget: str, member: str) -> str:
 def price_key(scope: str, device: str, task: str) -> str:
     """The key of the λ that a task of a device moves: "" for one of its own (scope `task`), `global[device:d1]` for one over all tasks of
     a device, `fleet[task:math]` for one over all devices, `fleet` (scope `fleet_all`) for one over everything."""
-    keys = {"task": "", "global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}
-    return keys[scope]
+    if scope == "task":
+        return ""
+    return {"global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}[scope]
 
 
 def is_fleet_price(key: str) -> bool:
@@ -211,8 +212,9 @@ class BudgetRow(Struct, frozen=True, gc=False):
         return self._with(self.committed.plus(charge), self.reserved.minus(hold), self.set_aside.plus(to_aside))
 
     def _with(self, committed: Amount, reserved: Amount, set_aside: Amount) -> BudgetRow:
-        limits = (self.key, self.asked, self.limits)
-        return BudgetRow(*limits, committed, reserved, self.floor_ppm, self.members, self.floor, set_aside)
+        return BudgetRow(
+            self.key, self.asked, self.limits, committed, reserved, self.floor_ppm, self.members, self.floor, set_aside
+        )
 
 
 class CallRow(Struct, frozen=True, gc=False):

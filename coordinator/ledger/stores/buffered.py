@@ -69,7 +69,10 @@ class Rows(Generic[Row]):
 
     def put(self, row: Row) -> None:
         """Try a row."""
-        key = self._key_of(row)
+        self.put_at(self._key_of(row), row)
+
+    def put_at(self, key: tuple[Any, ...], row: Row) -> None:
+        """Try a row, whose key this is."""
         if key not in self._before:
             self._before[key] = self._seen.get(key, _NOT_KNOWN)
         self._seen[key] = row
@@ -261,6 +264,9 @@ class BufferedTables:
     def take(self) -> Batch:
         """The next commit, which is under way from here on until `committed`."""
         rows = {table: rows.take() for table, rows in self._tables.items()}
+        self._changed.update((row.device, row.task) for row in rows["task_state"])
+        for row in rows["budget"]:
+            self._changed.update(told_to_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         self._groups = [set(), self._groups[0]]
         self._cache_keys = [Counter(), self._cache_keys[0]]
@@ -345,9 +351,7 @@ class BufferedTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
-        if concerned := told_to_others(row):
-            self._tried_changes.update(concerned)
-        self._budgets.put(row)
+        self._budgets.put_at((row.key,), row)
         self._tried.add("budget")
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
@@ -389,7 +393,6 @@ class BufferedTables:
 
     def put_task(self, row: TaskRow) -> None:
         """Write a task."""
-        self._tried_changes.add((row.device, row.task))
         self._tasks.put(row)
         self._tried.add("task_state")
 
