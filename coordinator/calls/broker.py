@@ -25,6 +25,7 @@ from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, TaskConfig
 from coordinator.control.steps import MAX_STEP, StepController
+from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
     SERVING_STEP,
@@ -106,6 +107,8 @@ class Broker:
         self._clock = clock
         self._terms = terms or BrokerTerms()
         self._limiter = limiter or RateLimiter(RatesConfig(), clock)
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._flights: dict[GroupId, Flight] = {}
         self._admitting = True
 
@@ -211,11 +214,10 @@ class Broker:
         question = cache_key(asker, call.model_alias, call) if self._upstreams.has_choice(call.model_alias) else ""
         route = self._upstreams.choose(call, question, self._clock.now())
         patience_s = route[0].deadline_s + self._terms.max_queue_wait_s if deadline_s is None else deadline_s
-        end = asyncio.get_running_loop().time() + patience_s
-        return Job(device, call, route, fingerprint(call), end)
+        return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s)
 
     def _launch(self, job: Job, progress: Progress | None) -> Flight:
-        flight = self._flights[job.group] = Flight(job, progress)
+        flight = self._flights[job.group] = Flight(job, progress, self._loop)
         flight.launch(self._fly(flight), self._land)
         return flight
 
@@ -258,9 +260,9 @@ class Broker:
 
     async def _ask_one(self, flight: Flight, upstream: Upstream) -> CloudCompletion:
         """One upstream: slot, breaker, T1, ask, T2. Raises _NotTaken when it certainly did not execute the call and another may."""
-        job, breaker, time = flight.job, upstream.breaker, asyncio.get_running_loop().time
+        job, breaker, time = flight.job, upstream.breaker, self._loop.time
         try:
-            await upstream.gate.enter(min(self._terms.max_queue_wait_s, _left_s(job)), job.device)
+            await upstream.gate.enter(min(self._terms.max_queue_wait_s, self._left_s(job)), job.device)
         except CoordinatorUnavailable as error:
             raise _NotTaken(error, attempted=False) from error
         try:
@@ -275,10 +277,21 @@ class Broker:
         finally:
             upstream.gate.leave()
 
+    def _left_s(self, job: Job) -> float:
+        return max(0.0, job.end - self._loop.time())
+
+    def _upstream_deadline_s(self, job: Job, upstream: Upstream) -> float:
+        """What is left for the upstream, a little less than the caller has, so that the verdict still reaches it."""
+        left_s = self._left_s(job)
+        deadline_s = min(upstream.deadline_s, left_s - min(0.25, 0.1 * left_s))
+        if deadline_s <= 0.0:
+            raise CoordinatorUnavailable("the deadline is over; nothing was sent", reason="DEADLINE_EXCEEDED")
+        return deadline_s
+
     async def _ask_in_slot(self, flight: Flight, upstream: Upstream, report: _Report) -> CloudCompletion:
         job = flight.job
         quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
-        deadline_s = _upstream_deadline_s(job, upstream)
+        deadline_s = self._upstream_deadline_s(job, upstream)
         flight.can_be_dropped = False
         outcome = await self._reserved(job, upstream, quote, deadline_s)
         match outcome:
@@ -335,7 +348,7 @@ class Broker:
         try:
             if flight.progress is not None:
                 flight.progress.started()
-            async with asyncio.timeout(attempt.request.deadline_s + 1.0):  # a provider that breaks its own promise
+            with self._deadlines.within(self._loop.time() + attempt.request.deadline_s + 1.0):  # a provider that breaks its promise
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
@@ -390,13 +403,12 @@ class Broker:
 
     async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
         """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
-        loop = asyncio.get_running_loop()
-        end, pause_s = loop.time() + self._terms.lease_margin_s, 0.05
+        end, pause_s = self._loop.time() + self._terms.lease_margin_s, 0.05
         while True:
             try:
                 return await resolve()
             except CoordinatorUnavailable:
-                if loop.time() + pause_s > end:
+                if self._loop.time() + pause_s > end:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2.0)
@@ -521,19 +533,6 @@ def _is_rejection(kind: str) -> bool:
 def _require_same_content(known: str, asked: str, key: str) -> None:
     if known != asked:
         raise KeyReused(f"call key {key!r} was used with other content")
-
-
-def _left_s(job: Job) -> float:
-    return max(0.0, job.end - asyncio.get_running_loop().time())
-
-
-def _upstream_deadline_s(job: Job, upstream: Upstream) -> float:
-    """What is left for the upstream, a little less than the caller has, so that the verdict still reaches it."""
-    left_s = _left_s(job)
-    deadline_s = min(upstream.deadline_s, left_s - min(0.25, 0.1 * left_s))
-    if deadline_s <= 0.0:
-        raise CoordinatorUnavailable("the deadline is over; nothing was sent", reason="DEADLINE_EXCEEDED")
-    return deadline_s
 
 
 def _check(call: CloudCall) -> None:

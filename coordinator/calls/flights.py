@@ -64,10 +64,11 @@ class Progress:
 class Flight:
     """A job in its task."""
 
-    def __init__(self, job: Job, progress: Progress | None) -> None:
+    def __init__(self, job: Job, progress: Progress | None, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True
+        self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
         self._released = False
         self._task: asyncio.Task[CloudCompletion] | None = None
@@ -81,13 +82,13 @@ class Flight:
             self._wake()
             landed(self)
 
-        self._task = asyncio.create_task(work, name=self.job.call.call_key)
+        self._task = self._loop.create_task(work, name=self.job.call.call_key)
         self._task.add_done_callback(over)
 
     async def result(self) -> CloudCompletion:
         """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
         assert self._task is not None
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         try:
             if not (self._task.done() or self._released):

@@ -106,12 +106,14 @@ class HttpUpstream:
         if pool is not None:
             pool.close()
 
-    async def post(self, body: bytes, asked: ProviderRequest, end: float) -> Reply:
-        """Send a request's body once and return its response when it says 2xx, by `end` (loop time). Raises ProviderError."""
+    async def post(self, body: bytes, asked: ProviderRequest) -> Reply:
+        """Send a request's body once and return its response when it says 2xx. Its deadline holds for the whole response; raises
+        ProviderError."""
         await self.start()
         pool = self._pool
         if pool is None:
             raise ProviderError("the provider is closed", kind="closed", executed=False)
+        end = pool.now() + asked.deadline_s
         try:
             connection = await pool.take(end)
         except (OSError, UnicodeError) as error:

@@ -102,6 +102,7 @@ class ObservedProvider:
         self._inner = inner
         self._alias = alias
         self._meters = meters
+        self.input_token_bound = inner.input_token_bound
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
