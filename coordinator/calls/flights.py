@@ -71,19 +71,30 @@ class Flight:
         self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
         self._released = False
-        self._task: asyncio.Task[CloudCompletion] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answer: CloudCompletion | None = None
+        self._error: Exception | None = None
+        self._is_over = False
 
     def launch(self, work: Coroutine[Any, Any, CloudCompletion], landed: Callable[[Flight], None]) -> None:
         """Start the task, and say when it is over."""
 
-        def over(task: asyncio.Task[CloudCompletion]) -> None:
-            if not task.cancelled():
-                task.exception()  # one that nobody waited for is stored in the ledger; asyncio need not complain about it
-            self._wake()
-            landed(self)
+        async def fly() -> None:
+            try:
+                self._answer = await work
+            except Exception as error:  # for who waits; it is stored in the ledger as well
+                self._error = error
+            over()
 
-        self._task = self._loop.create_task(work, name=self.job.call.call_key)
-        self._task.add_done_callback(over)
+        def over(_: object = None) -> None:
+            if not self._is_over:
+                self._is_over = True
+                work.close()
+                landed(self)
+                self._wake()
+
+        self._task = self._loop.create_task(fly(), name=self.job.call.call_key)
+        self._task.add_done_callback(over)  # for one that was cancelled, perhaps before it began
 
     async def result(self) -> CloudCompletion:
         """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
@@ -91,7 +102,7 @@ class Flight:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         try:
-            if not (self._task.done() or self._released):
+            if not (self._is_over or self._released):
                 await waiter
         finally:
             self._waiters.discard(waiter)
@@ -99,9 +110,11 @@ class Flight:
                 self._task.cancel()
         if self._released:
             raise CallCancelled("the call was cancelled by its device", hint="GetCall tells what became of it")
-        if self._task.cancelled():
+        if self._error is not None:
+            raise self._error
+        if self._answer is None:
             raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
-        return self._task.result()
+        return self._answer
 
     def release(self) -> bool:
         """Send everybody away who waits for it. True when it was dropped: it had not held or sent anything."""

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
@@ -71,7 +71,8 @@ class Listener:
         handlers.add_generic_rpc_handlers((self._handlers,))
         credential_pb2_grpc.add_CredentialServiceServicer_to_server(self._security.credential_servicer, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
-        reflection.enable_server_reflection((self._name, CREDENTIALS, health.SERVICE_NAME, reflection.SERVICE_NAME), handlers)
+        names = (self._name, CREDENTIALS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), handlers)
         handlers.add_generic_rpc_handlers((UnknownMethods(),))
         self._server = grpc.aio.server(options=_server_options(self._service))
         self._server.add_generic_rpc_handlers((handlers,))

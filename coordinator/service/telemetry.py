@@ -66,8 +66,9 @@ class Observation:
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
         """The upstreams, their providers timed and traced."""
+        time = self._clock.monotonic
         return {
-            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters))
+            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters, time))
             for alias, upstream in upstreams.items()
         }
 
