@@ -348,7 +348,9 @@ class Broker:
         try:
             if flight.progress is not None:
                 flight.progress.started()
-            with self._deadlines.within(self._loop.time() + attempt.request.deadline_s + 1.0):  # a provider that breaks its promise
+            with self._deadlines.within(
+                self._loop.time() + attempt.request.deadline_s + 1.0
+            ):  # a provider that breaks its promise
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)

@@ -1,7 +1,7 @@
-"""An HTTP/1.1 client for POST requests: kept-alive connections to one server, one request at a time on each, one timer
-for the deadlines of all.
+"""An HTTP/1.1 client for POST requests: kept-alive connections to one server, one request at a time on each.
 
-Knows sockets, TLS and HTTP's framing; knows nothing of what is sent, or of what a failure means. No redirect, no cookie, no proxy, no retry.
+Knows sockets, TLS and HTTP's framing; knows nothing of what is sent, or of what a failure means. No redirect, no cookie, no proxy, no
+retry.
 """
 
 from __future__ import annotations

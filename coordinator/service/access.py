@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message
 
 from coordinator.service.authentication import Authenticator, CallFacts, Identity, authorize, needs_identity
-from coordinator.service.handshakes import Handshakes
 from coordinator.service.handlers import Wrapping
+from coordinator.service.handshakes import Handshakes
 from coordinator.service.methods import is_unknown
 from coordinator.service.tokens import Tokens
 from edge.core.errors import CoordinatorError

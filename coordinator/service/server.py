@@ -162,9 +162,7 @@ class CoordinatorServer:
         streams = Turnstile("streams are open", service.max_open_streams)
         boundary = Boundary(_device, api.requests, streams, service.max_message_bytes)
         handlers = bind(DEVICE_SERVICE, api, boundary, LASTING)
-        self._devices = Listener(
-            SERVICE, handlers, service, security, allow_remote=service.allow_insecure, wrappings=wrappings
-        )
+        self._devices = Listener(SERVICE, handlers, service, security, allow_remote=service.allow_insecure, wrappings=wrappings)
         self._admins = _admin_listener(admin, service, wrappings) if admin else None
 
     async def start(self) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ from coordinator.service.tracing import open_tracing
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
-    from coordinator.service.handlers import Wrapping
     from coordinator.calls.broker import Broker
     from coordinator.calls.upstreams import Upstream, UpstreamTable
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.providers.provider import CloudProvider
     from coordinator.service.admin_api import AdminApi
+    from coordinator.service.handlers import Wrapping
     from coordinator.service.handshakes import Handshakes
     from coordinator.service.security import Security
     from coordinator.service.sideport import Route, SidePort
