@@ -218,7 +218,7 @@ class Broker:
 
     def _launch(self, job: Job, progress: Progress | None) -> Flight:
         flight = self._flights[job.group] = Flight(job, progress, self._loop)
-        flight.launch(self._fly(flight), self._land)
+        flight.launch(self._fly, self._land)
         return flight
 
     def _land(self, flight: Flight) -> None:

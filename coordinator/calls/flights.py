@@ -7,9 +7,8 @@ waits for a slot, when nothing was held or sent yet, does the last client's leav
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from coordinator.calls.upstreams import Upstream
 from edge.core.errors import CallCancelled, CoordinatorUnavailable
@@ -76,12 +75,12 @@ class Flight:
         self._error: Exception | None = None
         self._is_over = False
 
-    def launch(self, work: Coroutine[Any, Any, CloudCompletion], landed: Callable[[Flight], None]) -> None:
+    def launch(self, work: Callable[[Flight], Awaitable[CloudCompletion]], landed: Callable[[Flight], None]) -> None:
         """Start the task, and say when it is over."""
 
         async def fly() -> None:
             try:
-                self._answer = await work
+                self._answer = await work(self)
             except Exception as error:  # for who waits; it is stored in the ledger as well
                 self._error = error
             over()
@@ -89,7 +88,6 @@ class Flight:
         def over(_: object = None) -> None:
             if not self._is_over:
                 self._is_over = True
-                work.close()
                 landed(self)
                 self._wake()
 
