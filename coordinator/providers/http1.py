@@ -87,7 +87,8 @@ class Connection(asyncio.Protocol):
 
     def release(self) -> bool:
         """The request is over. False: the connection was closed, for its response was not read to the end, or more came than that."""
-        if self._parser is None:
+        if self._parser is None:  # nothing was sent
+            self.close()
             return False
         self._deadlines.take_out(self._deadline)
         kept = self._complete and self._keeps_alive and not self._stray and self.is_open
@@ -242,8 +243,10 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose response was read to its end, close another."""
-        self._busy.discard(connection)
+        """Keep a connection whose response was read to its end, close another. Safe to call twice."""
+        if connection not in self._busy:
+            return
+        self._busy.remove(connection)
         if not connection.release():
             return
         connection.idle_since = self._loop.time()
