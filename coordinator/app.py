@@ -346,9 +346,7 @@ class Coordinator:
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
         urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
-        server = CoordinatorServer(
-            api, config.listen, service, security.listener(), admin, lambda: watching.interceptors(LASTING)
-        )
+        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, watching.wrappings(LASTING))
         addresses = await server.start()
         self._server = server
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)

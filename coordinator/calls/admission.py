@@ -9,9 +9,7 @@ queue, and none can fill it against the others.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
 
 from edge.core.errors import CoordinatorUnavailable
 
@@ -113,21 +111,39 @@ class Turnstile:
         self._what = what
         self._most = most
         self.inside = 0
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, int] = {}
 
-    @contextmanager
-    def passage(self, who: str) -> Iterator[None]:
-        """Be inside. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when it is full, or has too many of `who` inside."""
-        free = self._most - self.inside
-        if free <= 0 or self._of[who] > free:
-            told = f"{self.inside} {self._what} already" + (f", {self._of[who]} of this caller" if free > 0 else "")
+    def passage(self, who: str) -> _Passage:
+        """Be inside, within a `with`. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when it is full, or has too many of
+        `who` inside."""
+        return _Passage(self, who)
+
+    def enter(self, who: str) -> None:
+        """The same, until `leave`."""
+        free, mine = self._most - self.inside, self._of.get(who, 0)
+        if free <= 0 or mine > free:
+            told = f"{self.inside} {self._what} already" + (f", {mine} of this caller" if free > 0 else "")
             raise CoordinatorUnavailable(told, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
         self.inside += 1
-        self._of[who] += 1
-        try:
-            yield
-        finally:
-            self.inside -= 1
-            self._of[who] -= 1
-            if not self._of[who]:
-                del self._of[who]
+        self._of[who] = mine + 1
+
+    def leave(self, who: str) -> None:
+        """Give the place back."""
+        self.inside -= 1
+        self._of[who] -= 1
+        if not self._of[who]:
+            del self._of[who]
+
+
+class _Passage:
+    __slots__ = ("_turnstile", "_who")
+
+    def __init__(self, turnstile: Turnstile, who: str) -> None:
+        self._turnstile = turnstile
+        self._who = who
+
+    def __enter__(self) -> None:
+        self._turnstile.enter(self._who)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turnstile.leave(self._who)

@@ -34,6 +34,7 @@ class ManyAtOnce(Generic[Item, Reply]):
 
         Closing it early cancels the answering. Raises what `items` raises, after the replies to those read before.
         """
+        self._loop = asyncio.get_running_loop()
         reading = self._start(self._read(items))
         reading.add_done_callback(lambda _: self._replies.put_nowait(None))
         if stopped is not None:
@@ -75,7 +76,7 @@ class ManyAtOnce(Generic[Item, Reply]):
         self._replies.put_nowait(reply)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from coordinator import failpoints
@@ -25,6 +25,7 @@ from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, TaskConfig
 from coordinator.control.steps import MAX_STEP, StepController
+from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
     SERVING_STEP,
@@ -106,6 +107,8 @@ class Broker:
         self._clock = clock
         self._terms = terms or BrokerTerms()
         self._limiter = limiter or RateLimiter(RatesConfig(), clock)
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._flights: dict[GroupId, Flight] = {}
         self._admitting = True
 
@@ -211,13 +214,11 @@ class Broker:
         question = cache_key(asker, call.model_alias, call) if self._upstreams.has_choice(call.model_alias) else ""
         route = self._upstreams.choose(call, question, self._clock.now())
         patience_s = route[0].deadline_s + self._terms.max_queue_wait_s if deadline_s is None else deadline_s
-        end = asyncio.get_running_loop().time() + patience_s
-        return Job(device, call, route, fingerprint(call), end)
+        return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s)
 
     def _launch(self, job: Job, progress: Progress | None) -> Flight:
-        flight = self._flights[job.group] = Flight(job, progress)
-        task = flight.launch(self._fly(flight))
-        task.add_done_callback(lambda _: self._land(flight))
+        flight = self._flights[job.group] = Flight(job, progress, self._loop)
+        flight.launch(self._fly, self._land)
         return flight
 
     def _land(self, flight: Flight) -> None:
@@ -259,21 +260,48 @@ class Broker:
 
     async def _ask_one(self, flight: Flight, upstream: Upstream) -> CloudCompletion:
         """One upstream: slot, breaker, T1, ask, T2. Raises _NotTaken when it certainly did not execute the call and another may."""
+        job, breaker, time = flight.job, upstream.breaker, self._loop.time
+        try:
+            await upstream.gate.enter(min(self._terms.max_queue_wait_s, self._left_s(job)), job.device)
+        except CoordinatorUnavailable as error:
+            raise _NotTaken(error, attempted=False) from error
+        try:
+            passed = breaker.enter(time())
+            if passed is None:
+                raise _left_alone(upstream, breaker.wait_s(time()))
+            report = _Report()
+            try:
+                return await self._ask_in_slot(flight, upstream, report)
+            finally:
+                breaker.leave(passed, report.outcome, time(), report.retry_after_s)
+        finally:
+            upstream.gate.leave()
+
+    def _left_s(self, job: Job) -> float:
+        return max(0.0, job.end - self._loop.time())
+
+    def _upstream_deadline_s(self, job: Job, upstream: Upstream) -> float:
+        """What is left for the upstream, a little less than the caller has, so that the verdict still reaches it."""
+        left_s = self._left_s(job)
+        deadline_s = min(upstream.deadline_s, left_s - min(0.25, 0.1 * left_s))
+        if deadline_s <= 0.0:
+            raise CoordinatorUnavailable("the deadline is over; nothing was sent", reason="DEADLINE_EXCEEDED")
+        return deadline_s
+
+    async def _ask_in_slot(self, flight: Flight, upstream: Upstream, report: _Report) -> CloudCompletion:
         job = flight.job
-        async with _slot(upstream, job.device, min(self._terms.max_queue_wait_s, _left_s(job))):
-            with _pass(upstream) as report:
-                quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
-                deadline_s = _upstream_deadline_s(job, upstream)
-                flight.can_be_dropped = False
-                outcome = await self._reserved(job, upstream, quote, deadline_s)
-                match outcome:
-                    case Reserved(attempt=number, billing_key=key):
-                        request = upstream.request(job.call, deadline_s, key)
-                        return await self._ask_and_settle(flight, _Attempt(upstream, quote, number, request, report))
-                    case Replay(call=row) | Ended(call=row):
-                        return await self._replayed(row)
-                    case InProgress(key=key):
-                        raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": key})
+        quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
+        deadline_s = self._upstream_deadline_s(job, upstream)
+        flight.can_be_dropped = False
+        outcome = await self._reserved(job, upstream, quote, deadline_s)
+        match outcome:
+            case Reserved():
+                request = upstream.request(job.call, deadline_s, outcome.billing_key)
+                return await self._ask_and_settle(flight, _Attempt(upstream, quote, outcome.attempt, request, report))
+            case Replay() | Ended():
+                return await self._replayed(outcome.call)
+            case InProgress():
+                raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": outcome.key})
 
     async def _reserved(
         self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
@@ -320,7 +348,9 @@ class Broker:
         try:
             if flight.progress is not None:
                 flight.progress.started()
-            async with asyncio.timeout(attempt.request.deadline_s + 1.0):  # a provider that breaks its own promise
+            with self._deadlines.within(
+                self._loop.time() + attempt.request.deadline_s + 1.0
+            ):  # a provider that breaks its promise
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
@@ -375,13 +405,12 @@ class Broker:
 
     async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
         """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
-        loop = asyncio.get_running_loop()
-        end, pause_s = loop.time() + self._terms.lease_margin_s, 0.05
+        end, pause_s = self._loop.time() + self._terms.lease_margin_s, 0.05
         while True:
             try:
                 return await resolve()
             except CoordinatorUnavailable:
-                if loop.time() + pause_s > end:
+                if self._loop.time() + pause_s > end:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2.0)
@@ -393,23 +422,22 @@ class Broker:
         ended with."""
         if row.state is not CallState.COMPLETED or row.result is None:
             raise _failure(row)
-        completion = CloudCompletion(
+        budget: BudgetSnapshot | None = None
+        with suppress(CoordinatorError):  # the answer is paid for; a budget that cannot be read must not cost it
+            if view is None or self._book.learn(view.limits):
+                budget = await self.budget(row.device, row.task)
+            else:
+                budget = await self._snapshot(row.device, row.task, limits, view)
+        return CloudCompletion(
             call_key=row.key,
             text=row.result,
             usage=TokenUsage(row.input_tokens, row.output_tokens),
             charged_uusd=row.charged.uusd,
             cached=row.cached,
             model=row.model,
+            budget=budget,
             openai_json=completion_json(row.finish, row.beyond_text),
         )
-        try:
-            if view is None or self._book.learn(view.limits):
-                told = self.budget(row.device, row.task)
-            else:
-                told = self._snapshot(row.device, row.task, limits, view)
-            return replace(completion, budget=await told)
-        except CoordinatorError:  # the answer is paid for; a budget that cannot be read must not cost it
-            return completion
 
 
 @dataclass(slots=True)
@@ -450,33 +478,9 @@ class _NotTaken(Exception):
         return self.error.retry_after_s or 0.0
 
 
-@asynccontextmanager
-async def _slot(upstream: Upstream, device: str, max_wait_s: float) -> AsyncIterator[None]:
-    """A slot of an upstream, in this device's turn. Raises _NotTaken when there is none in time."""
-    try:
-        await upstream.gate.enter(max_wait_s, device)
-    except CoordinatorUnavailable as error:
-        raise _NotTaken(error, attempted=False) from error
-    try:
-        yield
-    finally:
-        upstream.gate.leave()
-
-
-@contextmanager
-def _pass(upstream: Upstream) -> Iterator[_Report]:
-    """Leave of an upstream's breaker, and what it is told at the end. Raises _NotTaken when it is open."""
-    loop = asyncio.get_running_loop()
-    passed = upstream.breaker.enter(loop.time())
-    if passed is None:
-        wait_s = upstream.breaker.wait_s(loop.time())
-        message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
-        raise _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
-    report = _Report()
-    try:
-        yield report
-    finally:
-        upstream.breaker.leave(passed, report.outcome, loop.time(), report.retry_after_s)
+def _left_alone(upstream: Upstream, wait_s: float) -> _NotTaken:
+    message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
+    return _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
 
 
 async def _ask(flight: Flight, attempt: _Attempt) -> ProviderResult:
@@ -531,19 +535,6 @@ def _is_rejection(kind: str) -> bool:
 def _require_same_content(known: str, asked: str, key: str) -> None:
     if known != asked:
         raise KeyReused(f"call key {key!r} was used with other content")
-
-
-def _left_s(job: Job) -> float:
-    return max(0.0, job.end - asyncio.get_running_loop().time())
-
-
-def _upstream_deadline_s(job: Job, upstream: Upstream) -> float:
-    """What is left for the upstream, a little less than the caller has, so that the verdict still reaches it."""
-    left_s = _left_s(job)
-    deadline_s = min(upstream.deadline_s, left_s - min(0.25, 0.1 * left_s))
-    if deadline_s <= 0.0:
-        raise CoordinatorUnavailable("the deadline is over; nothing was sent", reason="DEADLINE_EXCEEDED")
-    return deadline_s
 
 
 def _check(call: CloudCall) -> None:

@@ -7,9 +7,8 @@ waits for a slot, when nothing was held or sent yet, does the last client's leav
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from coordinator.calls.upstreams import Upstream
 from edge.core.errors import CallCancelled, CoordinatorUnavailable
@@ -64,28 +63,44 @@ class Progress:
 class Flight:
     """A job in its task."""
 
-    def __init__(self, job: Job, progress: Progress | None) -> None:
+    def __init__(self, job: Job, progress: Progress | None, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True
+        self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
         self._released = False
-        self._task: asyncio.Task[CloudCompletion] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answer: CloudCompletion | None = None
+        self._error: Exception | None = None
+        self._is_over = False
 
-    def launch(self, work: Coroutine[Any, Any, CloudCompletion]) -> asyncio.Task[CloudCompletion]:
-        """Start the task."""
-        self._task = asyncio.create_task(work, name=f"call {self.job.call.call_key}")
-        self._task.add_done_callback(_mark_seen)
-        self._task.add_done_callback(lambda _: self._wake())
-        return self._task
+    def launch(self, work: Callable[[Flight], Awaitable[CloudCompletion]], landed: Callable[[Flight], None]) -> None:
+        """Start the task, and say when it is over."""
+
+        async def fly() -> None:
+            try:
+                self._answer = await work(self)
+            except Exception as error:  # for who waits; it is stored in the ledger as well
+                self._error = error
+            over()
+
+        def over(_: object = None) -> None:
+            if not self._is_over:
+                self._is_over = True
+                landed(self)
+                self._wake()
+
+        self._task = self._loop.create_task(fly(), name=self.job.call.call_key)
+        self._task.add_done_callback(over)  # for one that was cancelled, perhaps before it began
 
     async def result(self) -> CloudCompletion:
         """Wait for the answer or the typed error. Leaving early leaves the flight running, once it holds anything."""
         assert self._task is not None
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         try:
-            if not (self._task.done() or self._released):
+            if not (self._is_over or self._released):
                 await waiter
         finally:
             self._waiters.discard(waiter)
@@ -93,9 +108,11 @@ class Flight:
                 self._task.cancel()
         if self._released:
             raise CallCancelled("the call was cancelled by its device", hint="GetCall tells what became of it")
-        if self._task.cancelled():
+        if self._error is not None:
+            raise self._error
+        if self._answer is None:
             raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
-        return self._task.result()
+        return self._answer
 
     def release(self) -> bool:
         """Send everybody away who waits for it. True when it was dropped: it had not held or sent anything."""
@@ -119,9 +136,3 @@ class Flight:
         """Stop it; what it holds is settled as in doubt."""
         if self._task is not None:
             self._task.cancel()
-
-
-def _mark_seen(task: asyncio.Task[CloudCompletion]) -> None:
-    """A failure that nobody waited for is stored in the ledger; asyncio need not complain about it."""
-    if not task.cancelled():
-        task.exception()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from coordinator import failpoints
 from coordinator.config import ANY_TASK, TaskConfig
@@ -56,7 +57,7 @@ class StepController:
 
     def terms_of(self, task: str) -> TaskConfig:
         """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
-        if not _TASK_NAME.fullmatch(task):
+        if not _is_task_name(task):
             raise InvalidRequest("a task label is 1 to 64 letters, digits or any of . _ : + -")
         terms = self._tasks.get(task) or self._tasks.get(ANY_TASK)
         if terms is None:
@@ -135,6 +136,11 @@ def _positive(name: str, value: int) -> int:
     if not 1 <= value <= MOST_UNITS:
         raise InvalidRequest(f"{name} must be 1 to {MOST_UNITS}, not {value}")
     return value
+
+
+@lru_cache(maxsize=4096)
+def _is_task_name(text: str) -> bool:
+    return _TASK_NAME.fullmatch(text) is not None
 
 
 def _checked_step(step: int) -> int:

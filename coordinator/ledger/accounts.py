@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from edge.core.formatting import money
 
@@ -135,8 +134,9 @@ def share_key(budget: str, member: str) -> str:
 def price_key(scope: str, device: str, task: str) -> str:
     """The key of the λ that a task of a device moves: "" for one of its own (scope `task`), `global[device:d1]` for one over all tasks of
     a device, `fleet[task:math]` for one over all devices, `fleet` (scope `fleet_all`) for one over everything."""
-    keys = {"task": "", "global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}
-    return keys[scope]
+    if scope == "task":
+        return ""
+    return {"global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}[scope]
 
 
 def is_fleet_price(key: str) -> bool:
@@ -205,12 +205,16 @@ class BudgetRow(Struct, frozen=True, gc=False):
 
     def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
         """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
-        return replace(self, reserved=self.reserved.plus(amount), set_aside=self.set_aside.minus(from_aside))
+        return self._with(self.committed, self.reserved.plus(amount), self.set_aside.minus(from_aside))
 
     def resolved(self, hold: Amount, charge: Amount, to_aside: Amount) -> BudgetRow:
         """With a hold less and its charge, `to_aside` of it set aside again. Raises ValueError where an amount would be negative."""
-        committed, set_aside = self.committed.plus(charge), self.set_aside.plus(to_aside)
-        return replace(self, reserved=self.reserved.minus(hold), committed=committed, set_aside=set_aside)
+        return self._with(self.committed.plus(charge), self.reserved.minus(hold), self.set_aside.plus(to_aside))
+
+    def _with(self, committed: Amount, reserved: Amount, set_aside: Amount) -> BudgetRow:
+        return BudgetRow(
+            self.key, self.asked, self.limits, committed, reserved, self.floor_ppm, self.members, self.floor, set_aside
+        )
 
 
 class CallRow(Struct, frozen=True, gc=False):

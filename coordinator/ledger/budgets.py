@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +126,24 @@ def snapshot(
     )
 
 
+_OF_UNIT: dict[str, Callable[[Any], Any]] = {unit: attrgetter(unit) for unit in ("calls", "tokens", "uusd")}
+
+
 def _tightest(unit: str, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]) -> tuple[int, int | None, str]:
     """Used, limit and period of the budget with the least left; the limit may lie below what is used where it was lowered since."""
-    tightest: tuple[int, int | None, str] | None = None
-    least = 0
+    amount = _OF_UNIT[unit]
+    tightest: tuple[int, int, int, str] | None = None
     for row, terms in zip(budgets, asked, strict=True):
-        limit = getattr(terms.limits, unit)
-        if limit is None:
-            continue
-        spent = getattr(row.committed, unit) + getattr(row.reserved, unit)
-        left = max(0, limit - spent)
-        if tightest is None or left < least:
-            least, tightest = left, (spent, limit, terms.key)
+        limit = amount(terms.limits)
+        if limit is not None:
+            spent = amount(row.committed) + amount(row.reserved)
+            left = limit - spent if limit > spent else 0
+            if tightest is None or left < tightest[0]:
+                tightest = (left, spent, limit, terms.key)
     if tightest is not None:
-        return *tightest[:2], _period_of(tightest[2])
+        return *tightest[1:3], _period_of(tightest[3])
     own = budgets[min(1, len(budgets) - 1)]
-    return getattr(own.committed, unit) + getattr(own.reserved, unit), None, ""
+    return amount(own.committed) + amount(own.reserved), None, ""
 
 
 @lru_cache(maxsize=4096)

@@ -67,6 +67,5 @@ def entry_hash(seq: int, at_ms: int, kind: str, body: str, previous: str) -> str
 
 def next_entry(last_seq: int, last_hash: str, at_ms: int, kind: str, data: dict[str, Any]) -> JournalEntry:
     """The entry that follows (last_seq, last_hash); the first one follows (0, GENESIS)."""
-    has_reals = any(type(value) is float for value in data.values())
-    body = canonical_json(data) if has_reals else _quick_json(data)
+    body = canonical_json(data) if float in set(map(type, data.values())) else _quick_json(data)
     return JournalEntry(last_seq + 1, at_ms, kind, body, last_hash, entry_hash(last_seq + 1, at_ms, kind, body, last_hash))

@@ -344,14 +344,16 @@ class Ledger:
     def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
         """Hold on every budget concerned, in sorted order, all or nothing (a refusal rolls the transaction back)."""
         keys: set[str] = set()
-        shared = False
-        for terms in sorted(request.budgets, key=_key_of_terms):
+        outdated: list[BudgetTerms] = []
+        for terms in request.budgets:
             row = self._tables.budget(terms.key)
             if row is not None and _already_applied(row, terms):
                 keys.add(terms.key)
-                continue
+            else:
+                outdated.append(terms)
+        for terms in sorted(outdated, key=_key_of_terms):
             keys.update(self._apply_terms(terms, request.device, request.now))
-            shared = shared or terms.floor_ppm > 0
+        shared = any(terms.floor_ppm > 0 for terms in outdated)
         if request.step != SERVING_STEP:
             keys.add(step_budget_key(request.device, request.task, request.step))
         ordered = tuple(sorted(keys))

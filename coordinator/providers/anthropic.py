@@ -6,7 +6,6 @@ such a doubt or a refusal is for the operator to say, since the API promises nei
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
@@ -118,9 +117,8 @@ class AnthropicProvider:
             body = request_body(request, streamed=streamed)
         except NotSayable as error:
             raise ProviderError(str(error), kind="bad_request", executed=False) from error
-        end = asyncio.get_running_loop().time() + request.deadline_s
         try:
-            return await self._http.post(body, request, end)
+            return await self._http.post(body, request)
         except ProviderError as error:
             if error.kind == "http_529" and self._overloaded_is_refusal:
                 error.executed = False

@@ -11,16 +11,14 @@ import asyncio
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-import aiohttp
-
+from coordinator.providers.http1 import BadResponse, Connection, Pool, TooLarge, request_head
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
 
@@ -71,30 +69,6 @@ class ApiKey:
 ReadError = Callable[[bytes], str]
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How far a request has come: its connection stands; its response says 2xx."""
-
-    connected: bool = False
-    answers: bool = False
-
-
-_PROGRESS: ContextVar[_Progress] = ContextVar("progress")
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Notes that the request of this context has its connection; aiohttp's own tracing tells it too, and costs a tenth of a call."""
-
-    async def connect(self, *request: Any, **more: Any) -> Any:
-        """A connection, new or out of the pool; not one on which bytes came that nobody had asked for: they would answer this request."""
-        connection = await super().connect(*request, **more)
-        while connection.protocol is not None and connection.protocol.should_close:
-            connection.close()
-            connection = await super().connect(*request, **more)
-        _PROGRESS.get().connected = True
-        return connection
-
-
 class HttpUpstream:
     """A connection pool for one URL. `error_word` finds the short word for a failure in an error body, or ""."""
 
@@ -116,79 +90,63 @@ class HttpUpstream:
         self._limits = limits or HttpLimits()
         self._environ = os.environ if environ is None else environ
         self._error_word = error_word
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
         self._closed = False
 
     async def start(self) -> None:
         """Open the connection pool. Raises ConfigError when the key's variable is not set. Safe to call twice."""
-        if self._session is not None or self._closed:
-            return
-        self._session = aiohttp.ClientSession(
-            headers=self._all_headers(),
-            connector=_Connector(limit=0, keepalive_timeout=self._limits.keep_alive_s),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        if self._pool is None and not self._closed:
+            self._head = request_head(self._url, self._all_headers())
+            self._pool = Pool(self._url, self._limits.connect_timeout_s, self._limits.keep_alive_s)
 
     async def aclose(self) -> None:
         """Close the connection pool. Safe to call twice."""
         self._closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
-    async def post(self, body: bytes, asked: ProviderRequest, end: float) -> Reply:
-        """Send a request's body once and return its response when it says 2xx, by `end` (loop time). Raises ProviderError."""
-        connected = _Progress()
-        with _failures_told(connected):
-            async with asyncio.timeout_at(end):
-                response = await self._send(body, asked, connected)
-        return await self._accepted(response, end)
-
-    async def ask(self, body: bytes, asked: ProviderRequest, end: float) -> tuple[Reply, bytes]:
-        """The same with the whole body of the response, under one timer; the reply is closed. Raises ProviderError."""
-        connected = _Progress()
-        with _failures_told(connected):
-            async with asyncio.timeout_at(end):
-                response = await self._send(body, asked, connected)
-                if _is_accepted(response):
-                    reply = Reply(response, end, self._limits.max_response_bytes)
-                    connected.answers = True
-                    try:
-                        return reply, await reply.rest()
-                    finally:
-                        reply.close()
-        await self._accepted(response, end)
-        raise AssertionError("what was not accepted raises")
-
-    async def _send(self, body: bytes, asked: ProviderRequest, connected: _Progress) -> aiohttp.ClientResponse:
+    async def post(self, body: bytes, asked: ProviderRequest) -> Reply:
+        """Send a request's body once and return its response when it says 2xx. Its deadline holds for the whole response; raises
+        ProviderError."""
         await self.start()
-        if self._session is None:
+        pool = self._pool
+        if pool is None:
             raise ProviderError("the provider is closed", kind="closed", executed=False)
-        _PROGRESS.set(connected)
-        key = header_text(asked.idempotency_key)
-        headers = {**dict(asked.trace_headers), "Idempotency-Key": key, "Content-Type": "application/json"}
-        return await self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
+        end = pool.now() + asked.deadline_s
+        try:
+            connection = await pool.take(end)
+        except (OSError, UnicodeError) as error:
+            raise _connection_error(error) from error
+        try:
+            connection.send(self._request(body, asked), end, self._limits.max_response_bytes)
+            try:
+                await connection.head()
+            except _FAILURES as error:
+                raise _failure(error, "answer", "the upstream closed the connection without an answer") from error
+            if not 200 <= connection.status < 300:
+                raise self._status_error(connection, await self._word_of(connection))
+        except BaseException:
+            pool.give_back(connection)
+            raise
+        return Reply(pool, connection)
 
-    async def _accepted(self, response: aiohttp.ClientResponse, end: float) -> Reply:
-        if _is_accepted(response):
-            return Reply(response, end, self._limits.max_response_bytes)
-        word = await self._word_of(response, end)
-        response.close()
-        raise self._status_error(response, word)
+    def _request(self, body: bytes, asked: ProviderRequest) -> bytes:
+        trace = "".join(f"{name}: {_printable(value)}\r\n" for name, value in asked.trace_headers)
+        own = f"{trace}Idempotency-Key: {header_text(asked.idempotency_key)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return self._head + own.encode("ascii") + body
 
-    async def _word_of(self, response: aiohttp.ClientResponse, end: float) -> str:
+    async def _word_of(self, connection: Connection) -> str:
         """The short word of an error body, "" where there is none in time; what is wrong with it does not matter any more."""
         if self._error_word is None:
             return ""
         try:
-            async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + _ERROR_BODY_S)):
-                return self._error_word(await response.content.read(_MOST_ERROR_BYTES))
-        except (TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(_ERROR_BODY_S):
+                return self._error_word((await connection.read())[:_MOST_ERROR_BYTES])
+        except (TimeoutError, BadResponse, TooLarge):
             return ""
 
-    def _status_error(self, response: aiohttp.ClientResponse, word: str) -> ProviderError:
+    def _status_error(self, response: Connection, word: str) -> ProviderError:
         """4xx (and a redirect, which is never followed) was not executed; 5xx perhaps."""
         status = response.status
         refused = 300 <= status < 500 and status not in _PERHAPS_EXECUTED_4XX
@@ -205,50 +163,37 @@ class HttpUpstream:
 
     def _all_headers(self) -> dict[str, str]:
         key = {} if self._key is None else self._key.headers(self.name, self._environ)
-        return {"Accept": "application/json, text/event-stream", "User-Agent": "edge-coordinator", **self._headers, **key}
+        own = {"User-Agent": "edge-coordinator", "Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
+        return {**own, "Content-Type": "application/json", **self._headers, **key}
 
 
 class Reply:
     """A response that said 2xx. Read it whole, or piece by piece; `close` it in any case."""
 
-    def __init__(self, response: aiohttp.ClientResponse, end: float, max_bytes: int) -> None:
-        self._response = response
-        self._end = end
-        self._max_bytes = max_bytes
-        self._size = 0
+    def __init__(self, pool: Pool, connection: Connection) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._headers = connection.headers
 
     @property
     def media_type(self) -> str:
         """What the response says that its body is, such as `application/json`; what is no media type at all is not repeated."""
-        told = self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        told = self._headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return told if _MEDIA_TYPE.fullmatch(told) else "no known media type"
 
     async def whole(self) -> bytes:
-        """The whole body, by its end. Raises ProviderError."""
-        with _failures_told(_Progress(connected=True, answers=True)):
-            async with asyncio.timeout_at(self._end):
-                return await self.rest()
-
-    async def rest(self) -> bytes:
-        """The same; how long it may take is the caller's business."""
-        body = bytearray()
-        while chunk := await self._next():
-            body += chunk
-        return bytes(body)
+        """The rest of the body, by its end. Raises ProviderError."""
+        return await self._read(self._connection.rest)
 
     async def piece(self) -> bytes:
         """The next bytes, b"" at the end. Raises ProviderError: in time or not, a body that broke off was perhaps executed."""
-        with _failures_told(_Progress(connected=True, answers=True)):
-            async with asyncio.timeout_at(self._end):
-                return await self._next()
+        return await self._read(self._connection.read)
 
-    async def _next(self) -> bytes:
-        chunk = await self._response.content.readany()
-        self._size += len(chunk)
-        if self._size > self._max_bytes:
-            message = f"the upstream's answer is larger than {self._max_bytes} bytes"
-            raise ProviderError(message, kind="too_large", executed=True)
-        return chunk
+    async def _read(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        try:
+            return await read()
+        except _FAILURES as error:
+            raise _failure(error, "finish", "the upstream broke off its answer") from error
 
     async def visible_piece(self) -> bytes:
         """The next bytes from the first that is no blank on, b"" at the end. Raises ProviderError."""
@@ -259,10 +204,7 @@ class Reply:
 
     def close(self) -> None:
         """Give the connection back when the body was read to its end, else close it."""
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        self._pool.give_back(self._connection)
 
 
 def _key_hint(key: ApiKey | None) -> str:
@@ -304,7 +246,11 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 def header_text(text: str) -> str:
     """A header value: printable ASCII without surprises."""
-    return "".join(char if char.isascii() and char.isprintable() else "?" for char in text)[:255]
+    return _printable(text)[:255]
+
+
+def _printable(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
 
 
 def _whole_seconds(digits: str) -> float:
@@ -328,34 +274,28 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _is_accepted(response: aiohttp.ClientResponse) -> bool:
-    return 200 <= response.status < 300
+_FAILURES = (TimeoutError, BadResponse, TooLarge)
 
 
-@contextmanager
-def _failures_told(progress: _Progress) -> Iterator[None]:
-    """What goes wrong with a request, as the error that says whether it was executed."""
-    try:
-        yield
-    except TimeoutError as error:
-        what = "finish" if progress.answers else "answer"
-        kind = "deadline" if progress.connected else "connect_timeout"
-        executed = None if progress.connected else False
-        raise ProviderError(f"the upstream did not {what} in time", kind=kind, executed=executed) from error
-    except (aiohttp.ClientError, OSError) as error:
-        if progress.answers:
-            raise ProviderError("the upstream broke off its answer", kind="cut", executed=None) from error
-        raise _connection_error(error, progress) from error
-
-
-def _connection_error(error: Exception, progress: _Progress) -> ProviderError:
-    """A connection that never stood was certainly not used; one that broke perhaps."""
-    if progress.connected:
-        return ProviderError("the upstream closed the connection without an answer", kind="disconnected", executed=None)
+def _failure(error: Exception, verb: str, broken: str) -> ProviderError:
+    """What went wrong with a request that was sent: perhaps executed, and certainly where its answer is too large."""
     match error:
-        case aiohttp.ClientConnectorDNSError():
+        case TimeoutError():
+            return ProviderError(f"the upstream did not {verb} in time", kind="deadline", executed=None)
+        case TooLarge():
+            return ProviderError(f"the upstream's answer is larger than {error} bytes", kind="too_large", executed=True)
+        case _:
+            return ProviderError(broken, kind="disconnected" if verb == "answer" else "cut", executed=None)
+
+
+def _connection_error(error: Exception) -> ProviderError:
+    """A connection that never stood was certainly not used."""
+    match error:
+        case TimeoutError():
+            return ProviderError("the upstream did not answer in time", kind="connect_timeout", executed=False)
+        case socket.gaierror() | UnicodeError():
             return ProviderError("the upstream's name cannot be resolved", kind="dns", executed=False)
-        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
+        case ssl.SSLError():
             return ProviderError("no secure connection to the upstream can be made", kind="tls", executed=False)
         case _:
             return ProviderError("the upstream cannot be reached", kind="refused", executed=False)

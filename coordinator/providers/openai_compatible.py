@@ -4,7 +4,6 @@ of budgets. How requests travel and what a failure means is in `http`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
@@ -66,16 +65,18 @@ class OpenAICompatibleProvider:
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Complete once. Raises ProviderError."""
-        end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=False)
-        reply, answer = await self._http.ask(body, request, end)
+        reply = await self._http.post(body, request)
+        try:
+            answer = await reply.whole()
+        finally:
+            reply.close()
         return _finished(_decoded(answer, request, _wanted(reply, JSON)))
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Complete once, piece by piece. Raises ProviderError."""
-        end = asyncio.get_running_loop().time() + request.deadline_s
         body = request_body(request, self._tokens_field, streamed=True)
-        reply = await self._http.post(body, request, end)
+        reply = await self._http.post(body, request)
         lines, answer = SseLines(), Answer()
         try:
             chunk = await reply.visible_piece()

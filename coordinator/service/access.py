@@ -1,4 +1,4 @@
-"""The guard before every handler: one interceptor that authenticates, authorizes and notes who calls. Knows gRPC; decides nothing itself.
+"""The guard before every handler: a wrapping that authenticates, authorizes and notes who calls. Knows gRPC; decides nothing itself.
 
 Every method of every service passes here, also those registered later; only the health check and what does not exist are open. A message
 of a stream is held to the caller's tasks like a single request. What was shown at the beginning of a stream is held to its end and epoch
@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message
 
 from coordinator.service.authentication import Authenticator, CallFacts, Identity, authorize, needs_identity
+from coordinator.service.handlers import Wrapping
 from coordinator.service.handshakes import Handshakes
-from coordinator.service.interceptor import WrappingInterceptor
 from coordinator.service.methods import is_unknown
 from coordinator.service.tokens import Tokens
 from edge.core.errors import CoordinatorError
@@ -65,11 +65,10 @@ async def refuse(context: Any, error: CoordinatorError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-class Guard(WrappingInterceptor):
+class Guard(Wrapping):
     """Wraps every handler of a server."""
 
     def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None, *, tls: bool = True) -> None:
-        super().__init__()
         self._authenticator = authenticator
         self._handshakes = handshakes
         self._tls = tls

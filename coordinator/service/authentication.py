@@ -157,7 +157,11 @@ class Authenticator:
         """
         known = self._identities.get(facts)
         if known is not None:
-            self._counting_failures(facts, lambda: self.require_current(known))
+            try:
+                self.require_current(known)
+            except Unauthenticated as error:
+                self._note_failure(facts, error)
+                raise
             return known
         identity = self._identities[facts] = self._identified(facts)
         if len(self._identities) > MAX_REMEMBERED:
@@ -177,9 +181,12 @@ class Authenticator:
         try:
             return check()
         except Unauthenticated as error:
-            if self._limiter.note_failure(facts.peer):
-                log.warning("refused a credential from %s: %s", facts.peer, error)
+            self._note_failure(facts, error)
             raise
+
+    def _note_failure(self, facts: CallFacts, error: Unauthenticated) -> None:
+        if self._limiter.note_failure(facts.peer):
+            log.warning("refused a credential from %s: %s", facts.peer, error)
 
     def require_current(self, identity: Identity) -> None:
         """Hold what an identity showed to time and epoch again, as an open stream needs it; no signature is checked.

@@ -144,17 +144,18 @@ class DeviceApi:
         At a drain no more items are read, those that were are answered, and the stream ends with DRAINING.
         """
         self._require_admitting()
-        end = None if caller.deadline_s is None else asyncio.get_running_loop().time() + caller.deadline_s
+        time = asyncio.get_running_loop().time
+        end = None if caller.deadline_s is None else time() + caller.deadline_s
 
         async def answer(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
-            began = asyncio.get_running_loop().time()
+            began = time()
             try:
                 reply = await self._answer_item(item, caller.device, end)
             except Exception as error:
                 log.error("an item of a batch failed", exc_info=error)
                 reply = _failed_item(item)
             if self._items is not None:
-                self._items.ended(caller.device, asyncio.get_running_loop().time() - began, reply)
+                self._items.ended(caller.device, time() - began, reply)
             return reply
 
         async for reply in ManyAtOnce(answer, _failed_item, self._terms.batch_items).replies(items, self._stopping):
@@ -177,6 +178,8 @@ class DeviceApi:
         with self.requests.passage(device):
             self._fleet.admit(device)
             try:
+                if deadline_s is None:
+                    return await self._broker.complete(device, codec.decode_call(item.call), None)
                 async with asyncio.timeout(deadline_s):
                     return await self._broker.complete(device, codec.decode_call(item.call), deadline_s)
             except TimeoutError as error:
@@ -257,6 +260,8 @@ def _failed_item(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call
 
 def _item_deadline_s(item: call_pb2.CompleteBatchRequest, end: float | None) -> float | None:
     """Seconds an item has: its own time-out within what is left of the stream's deadline; None when there is neither."""
-    own = [item.timeout.ToNanoseconds() / 1e9] if item.HasField("timeout") else []
-    left = [] if end is None else [end - asyncio.get_running_loop().time()]
-    return max(0.0, min(own + left)) if own or left else None
+    own_s = max(0.0, item.timeout.ToNanoseconds() / 1e9) if item.HasField("timeout") else None
+    if end is None:
+        return own_s
+    left_s = max(0.0, end - asyncio.get_running_loop().time())
+    return left_s if own_s is None else min(own_s, left_s)

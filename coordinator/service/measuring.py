@@ -98,18 +98,19 @@ class ItemMeter:
 class ObservedProvider:
     """A CloudProvider whose completions are timed; everything else is the inner provider's."""
 
-    def __init__(self, inner: CloudProvider, alias: str, meters: Meters) -> None:
+    def __init__(self, inner: CloudProvider, alias: str, meters: Meters, time: Time) -> None:
         self._inner = inner
         self._alias = alias
         self._meters = meters
+        self._time = time
+        self.input_token_bound = inner.input_token_bound
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def complete(self, request: ProviderRequest) -> ProviderResult:
         """Complete once."""
-        time = asyncio.get_running_loop().time
-        began, outcome = time(), "cut"
+        began, outcome = self._time(), "cut"
         try:
             result = await self._inner.complete(request)
             outcome = "ok"
@@ -117,13 +118,12 @@ class ObservedProvider:
             outcome = error.kind
             raise
         finally:
-            self._meters.upstream_took(self._alias, outcome, time() - began)
+            self._meters.upstream_took(self._alias, outcome, self._time() - began)
         return result
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Complete once, piece by piece."""
-        time = asyncio.get_running_loop().time
-        began, outcome = time(), "cut"
+        began, outcome = self._time(), "cut"
         try:
             async with aclosing(_generator(self._inner.stream(request))) as deltas:
                 async for delta in deltas:
@@ -133,12 +133,12 @@ class ObservedProvider:
             outcome = error.kind
             raise
         finally:
-            self._meters.upstream_took(self._alias, outcome, time() - began)
+            self._meters.upstream_took(self._alias, outcome, self._time() - began)
 
 
-def observed_provider(inner: CloudProvider, alias: str, meters: Meters) -> CloudProvider:
+def observed_provider(inner: CloudProvider, alias: str, meters: Meters, time: Time) -> CloudProvider:
     """The provider, timed."""
-    return cast(CloudProvider, ObservedProvider(inner, alias, meters))
+    return cast(CloudProvider, ObservedProvider(inner, alias, meters, time))
 
 
 def _generator(deltas: AsyncIterator[ProviderDelta]) -> AsyncGenerator[ProviderDelta, None]:

@@ -51,14 +51,18 @@ class Boundary(Generic[C]):
         self._streams = streams
         self.max_message_bytes = max_message_bytes
 
-    async def reply(self, method: str, handler: Callable[[Any, C], Awaitable[Any]], request: Any, context: Any) -> Any:
+    def replying(self, method: str, handler: Callable[[Any, C], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """One request, one reply."""
-        try:
-            caller = self._identify(context, method)
-            with self._requests.passage(caller.who):
-                return await handler(_readable(request), caller)
-        except Exception as error:  # the boundary: everything leaves as a status
-            await abort(context, error)
+
+        async def reply(request: Any, context: Any) -> Any:
+            try:
+                caller = self._identify(context, method)
+                with self._requests.passage(caller.who):
+                    return await handler(_readable(request), caller)
+            except Exception as error:  # the boundary: everything leaves as a status
+                await abort(context, error)
+
+        return reply
 
     async def replies(
         self, method: str, handler: Callable[[Any, C], AsyncIterator[Any]], request: Any, context: Any, *, lasting: bool
@@ -152,9 +156,6 @@ def _handler(method: MethodDescriptor, api: object, boundary: Boundary[C], lasti
         "response_serializer": GetMessageClass(method.output_type).SerializeToString,
     }
 
-    async def reply(request: Any, context: Any) -> Any:
-        return await boundary.reply(method.name, handle, request, context)
-
     async def replies(request: Any, context: Any) -> AsyncIterator[Any]:
         async for each in boundary.replies(method.name, handle, request, context, lasting=lasting):
             yield each
@@ -163,7 +164,7 @@ def _handler(method: MethodDescriptor, api: object, boundary: Boundary[C], lasti
         return grpc.stream_stream_rpc_method_handler(replies, **wire)
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(replies, **wire)
-    return grpc.unary_unary_rpc_method_handler(reply, **wire)
+    return grpc.unary_unary_rpc_method_handler(boundary.replying(method.name, handle), **wire)
 
 
 def _deserializer(message: type[Message], most: int) -> Deserializer:

@@ -14,7 +14,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.service.access import identity_of_call
-from coordinator.service.interceptor import WrappingInterceptor
+from coordinator.service.handlers import Wrapping
 from coordinator.service.measuring import Refusals
 from coordinator.service.methods import is_unknown
 from coordinator.service.metrics import Meters, RpcMeter
@@ -24,11 +24,10 @@ UNMETERED = ("grpc.health.", "grpc.reflection.")
 CANCELLED = ("CANCELLED", "CALLER_LEFT")
 
 
-class RpcInterceptor(WrappingInterceptor):
+class RpcCounter(Wrapping):
     """Wraps every handler of a server. `lasting` names the streams whose duration says nothing."""
 
     def __init__(self, meters: Meters, refusals: Refusals, lasting: frozenset[str]) -> None:
-        super().__init__()
         self._meters = meters
         self._refusals = refusals
         self._lasting = lasting

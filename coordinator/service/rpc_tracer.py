@@ -9,18 +9,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-from coordinator.service.interceptor import WrappingInterceptor
+from coordinator.service.handlers import Wrapping
 from coordinator.service.tracing import Tracing, end_rpc
 
 UNTRACED = ("grpc.health.", "grpc.reflection.")
 _NAMES_OF_TRACE_CONTEXT = ("traceparent", "tracestate")
 
 
-class RpcTracer(WrappingInterceptor):
+class RpcTracer(Wrapping):
     """Wraps handlers in spans. `outcome_of` tells code and reason of an RPC that ended without a reply, by its context."""
 
     def __init__(self, tracing: Tracing, outcome_of: Callable[[Any], tuple[str, str]]) -> None:
-        super().__init__()
         self._tracing = tracing
         self._outcome_of = outcome_of
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """What a gRPC server needs: the guard for its interceptors, the servicer that renews tokens, and certificates where TLS is on."""
+    """What a gRPC server needs: the guard around its handlers, the servicer that renews tokens, and certificates where TLS is on."""
 
     guard: Guard
     credential_servicer: Any

@@ -1,8 +1,8 @@
 """The gRPC listeners around the handlers. Knows grpc.aio, addresses, health and draining; knows nothing of budgets or providers.
 
 Devices and administrators have a listener each. Plaintext is served on loopback and Unix sockets only, unless the configuration allows
-otherwise for devices; with TLS every TCP listener speaks it. Who calls is the guard's business (guard.py), an interceptor before every
-handler.
+otherwise for devices; with TLS every TCP listener speaks it. Who calls is the guard's business (access.py), which is around
+every handler.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
 from coordinator.service.access import identity_of_call
 from coordinator.service.admin_api import AdminApi, Administrator
 from coordinator.service.device_api import Caller, DeviceApi
+from coordinator.service.handlers import Handlers, Wrapping
 from coordinator.service.methods import Boundary, UnknownMethods, bind
 from coordinator.service.security import ListenerSecurity
 from coordinator.service.tls import ServerCertificates
@@ -39,7 +40,6 @@ LASTING = frozenset({"CompleteBatch", "WatchBudget", "ReadJournal"})
 CREDENTIALS = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"].full_name
 MAX_METADATA_BYTES = 16 << 10
 MAX_ADMIN_REQUESTS = 64
-Interceptors = Callable[[], tuple[Any, ...]]  # new ones for each listener, for they remember its guarded handlers
 
 
 class Listener:
@@ -53,9 +53,9 @@ class Listener:
         security: ListenerSecurity,
         *,
         allow_remote: bool,
-        interceptors: Interceptors = tuple,
+        wrappings: Sequence[Wrapping] = (),
     ) -> None:
-        self._interceptors = (*interceptors(), security.guard)
+        self._wrappings = (*wrappings, security.guard)
         self._name = name
         self._handlers = handlers
         self._service = service
@@ -67,12 +67,15 @@ class Listener:
 
     async def start(self, addresses: Sequence[Address]) -> tuple[str, ...]:
         """Bind and serve; returns the addresses with the ports that were really taken. Raises ConfigError."""
-        self._server = grpc.aio.server(options=_server_options(self._service), interceptors=self._interceptors)
-        self._server.add_generic_rpc_handlers((self._handlers,))
-        credential_pb2_grpc.add_CredentialServiceServicer_to_server(self._security.credential_servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((self._name, CREDENTIALS, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self._server.add_generic_rpc_handlers((UnknownMethods(),))
+        handlers = Handlers(self._wrappings)
+        handlers.add_generic_rpc_handlers((self._handlers,))
+        credential_pb2_grpc.add_CredentialServiceServicer_to_server(self._security.credential_servicer, handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
+        names = (self._name, CREDENTIALS, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), handlers)
+        handlers.add_generic_rpc_handlers((UnknownMethods(),))
+        self._server = grpc.aio.server(options=_server_options(self._service))
+        self._server.add_generic_rpc_handlers((handlers,))
         try:
             bound = tuple(self._bind(address) for address in addresses)
         except ConfigError:
@@ -151,7 +154,7 @@ class CoordinatorServer:
         service: ServiceConfig,
         security: ListenerSecurity,
         admin: AdminSide | None = None,
-        interceptors: Interceptors = tuple,
+        wrappings: Sequence[Wrapping] = (),
     ) -> None:
         self._api = api
         self._addresses = tuple(parse_address(text) for text in listen)
@@ -159,10 +162,8 @@ class CoordinatorServer:
         streams = Turnstile("streams are open", service.max_open_streams)
         boundary = Boundary(_device, api.requests, streams, service.max_message_bytes)
         handlers = bind(DEVICE_SERVICE, api, boundary, LASTING)
-        self._devices = Listener(
-            SERVICE, handlers, service, security, allow_remote=service.allow_insecure, interceptors=interceptors
-        )
-        self._admins = _admin_listener(admin, service, interceptors) if admin else None
+        self._devices = Listener(SERVICE, handlers, service, security, allow_remote=service.allow_insecure, wrappings=wrappings)
+        self._admins = _admin_listener(admin, service, wrappings) if admin else None
 
     async def start(self) -> tuple[str, ...]:
         """Bind and serve; returns the devices' addresses with the ports that were really taken. Raises ConfigError."""
@@ -198,11 +199,11 @@ def _administrator(context: Any, method: str) -> Administrator:
     return Administrator(identity_of_call().device)
 
 
-def _admin_listener(admin: AdminSide, service: ServiceConfig, interceptors: Interceptors) -> Listener:
+def _admin_listener(admin: AdminSide, service: ServiceConfig, wrappings: Sequence[Wrapping]) -> Listener:
     requests, streams = Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS)
     boundary = Boundary(_administrator, requests, streams, service.max_message_bytes)
     handlers = bind(ADMIN_SERVICE, admin.api, boundary, LASTING)
-    return Listener(ADMIN_SERVICE.full_name, handlers, service, admin.security, allow_remote=False, interceptors=interceptors)
+    return Listener(ADMIN_SERVICE.full_name, handlers, service, admin.security, allow_remote=False, wrappings=wrappings)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.providers.provider import CloudProvider
     from coordinator.service.admin_api import AdminApi
+    from coordinator.service.handlers import Wrapping
     from coordinator.service.handshakes import Handshakes
     from coordinator.service.security import Security
     from coordinator.service.sideport import Route, SidePort
@@ -65,19 +66,20 @@ class Observation:
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
         """The upstreams, their providers timed and traced."""
+        time = self._clock.monotonic
         return {
-            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters))
+            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters, time))
             for alias, upstream in upstreams.items()
         }
 
     def _traced(self, provider: CloudProvider, alias: str) -> CloudProvider:
         return provider if self.tracing is None else self.tracing.provider(provider, alias)
 
-    def interceptors(self, lasting: frozenset[str]) -> tuple[Any, ...]:
+    def wrappings(self, lasting: frozenset[str]) -> tuple[Wrapping, ...]:
         """What counts a listener's RPCs, and before it what traces them."""
-        from coordinator.service.rpc_meter import RpcInterceptor, outcome_of
+        from coordinator.service.rpc_meter import RpcCounter, outcome_of
 
-        meter = RpcInterceptor(self.meters, self.refusals, lasting)
+        meter = RpcCounter(self.meters, self.refusals, lasting)
         if self.tracing is None:
             return (meter,)
         from coordinator.service.rpc_tracer import RpcTracer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from edge.core.errors import InvalidRequest
@@ -40,9 +41,14 @@ def openai_fields(text: str) -> dict[str, Any]:
     return fields
 
 
+@lru_cache(maxsize=64)
+def _finish_json(finish_reason: str) -> str:
+    return json.dumps({"finish_reason": finish_reason}, ensure_ascii=False, separators=(",", ":"))
+
+
 def completion_json(finish_reason: str, beyond_text: str) -> str:
     """A completion's `openai_json`. `beyond_text`: the JSON object of what the assistant's message had beyond its text, or ""."""
-    text = json.dumps({"finish_reason": finish_reason}, ensure_ascii=False, separators=(",", ":"))
+    text = _finish_json(finish_reason)
     return f"{text[:-1]},{beyond_text[1:]}" if beyond_text else text  # as text: what was paid for arrives as it was stored
 
 

@@ -69,7 +69,10 @@ class Rows(Generic[Row]):
 
     def put(self, row: Row) -> None:
         """Try a row."""
-        key = self._key_of(row)
+        self.put_at(self._key_of(row), row)
+
+    def put_at(self, key: tuple[Any, ...], row: Row) -> None:
+        """Try a row, whose key this is."""
         if key not in self._before:
             self._before[key] = self._seen.get(key, _NOT_KNOWN)
         self._seen[key] = row
@@ -261,6 +264,9 @@ class BufferedTables:
     def take(self) -> Batch:
         """The next commit, which is under way from here on until `committed`."""
         rows = {table: rows.take() for table, rows in self._tables.items()}
+        self._changed.update((row.device, row.task) for row in rows["task_state"])
+        for row in rows["budget"]:
+            self._changed.update(told_to_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         self._groups = [set(), self._groups[0]]
         self._cache_keys = [Counter(), self._cache_keys[0]]
@@ -274,7 +280,6 @@ class BufferedTables:
         self._entries_under_way = []
         self._groups[1] = set()
         self._cache_keys[1] = Counter()
-        self._stored_limits = None
 
     # rows ----------------------------------------------------------------------------------------------------------------------
 
@@ -346,25 +351,32 @@ class BufferedTables:
 
     def put_budget(self, row: BudgetRow) -> None:
         """Write a budget."""
-        if concerned := told_to_others(row):
-            self._tried_changes.update(concerned)
-        self._budgets.put(row)
+        self._budgets.put_at((row.key,), row)
         self._tried.add("budget")
 
     def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
         """Reserve if it fits."""
         row = self._budgets.get(key)
-        held = None if row is None else _consistent(row.held, amount, from_aside)
-        if held is None or not held.within_limits:
+        if row is None:
             return False
-        self.put_budget(held)
-        return True
+        try:
+            held = row.held(amount, from_aside)
+        except ValueError as error:
+            raise _inconsistent() from error
+        if held.within_limits:
+            self.put_budget(held)
+            return True
+        return False
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Turn a hold into a charge."""
         row = self._budgets.get(key)
-        if row is not None:
-            self.put_budget(_consistent(row.resolved, hold, charge, to_aside))
+        if row is None:
+            return
+        try:
+            self.put_budget(row.resolved(hold, charge, to_aside))
+        except ValueError as error:
+            raise _inconsistent() from error
 
     def step(self, device: str, task: str, step: int) -> StepRow | None:
         """A step."""
@@ -381,7 +393,6 @@ class BufferedTables:
 
     def put_task(self, row: TaskRow) -> None:
         """Write a task."""
-        self._tried_changes.add((row.device, row.task))
         self._tasks.put(row)
         self._tried.add("task_state")
 
@@ -509,12 +520,9 @@ def call_keys(file: RowsFile) -> CallKeys:
     return keys
 
 
-def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow:
-    """The changed row. Raises CoordinatorError when an amount would be negative, which the file would refuse as well."""
-    try:
-        return change(*amounts)
-    except ValueError as error:
-        raise CoordinatorError("the ledger refused an inconsistent change") from error
+def _inconsistent() -> CoordinatorError:
+    """An amount would be negative, which the file would refuse as well."""
+    return CoordinatorError("the ledger refused an inconsistent change")
 
 
 def _group_of(row: CallRow) -> Group:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
@@ -149,9 +150,7 @@ class PostgresLedgerStore(LedgerStore):
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation, with all that it can touch fetched at once."""
-        return await self.transact(
-            lambda ledger: operation.on(ledger, *args, **kwargs), reach_of(operation.name, *args, **kwargs)
-        )
+        return await self.transact(methodcaller(operation.name, *args, **kwargs), reach_of(operation.name, *args, **kwargs))
 
     async def aclose(self) -> None:
         """Finish what is queued, leave the replicas and disconnect. Safe to call twice."""

@@ -45,7 +45,7 @@ class SqliteSettings:
 
     busy_timeout_s: float = 2.0
     commits: CommitSettings = field(default_factory=CommitSettings)
-    checkpoint_pages: int = 2000
+    checkpoint_pages: int = 8000
     schema: History = LEDGER
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
+from operator import methodcaller
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from coordinator.ledger.stores.changes import ChangeFeed, DeviceTask
@@ -40,11 +41,6 @@ class Operation(Generic[P, T]):
     ) -> Operation[P, T] | Callable[P, Coroutine[Any, Any, T]]:
         return self if store is None else partial(store.perform, self)
 
-    def on(self, ledger: Ledger, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the transition."""
-        result: T = getattr(ledger, self.name)(*args, **kwargs)
-        return result
-
 
 class LedgerStore:
     """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`; one that wraps another, `perform`."""
@@ -55,9 +51,9 @@ class LedgerStore:
         """Run `work` as one durable transaction; it leaves nothing behind when it raises."""
         raise NotImplementedError
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run one operation."""
-        return await self.transact(lambda ledger: operation.on(ledger, *args, **kwargs))
+        return self.transact(methodcaller(operation.name, *args, **kwargs))
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """(device, task) pairs whose budget has a new version, by whichever process; ("", "") after a gap: any may have changed,
@@ -111,9 +107,9 @@ class WrappedStore(LedgerStore):
         """The inner store's."""
         return await self._inner.transact(work)
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """The inner store's."""
-        return await self._inner.perform(operation, *args, **kwargs)
+        return self._inner.perform(operation, *args, **kwargs)
 
     def changes(self) -> AsyncIterator[DeviceTask]:
         """The inner store's."""
