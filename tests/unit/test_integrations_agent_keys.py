@@ -56,6 +56,7 @@ OTHER: Mapping[str, Any] = {
     "learning.stated_price": 0.5,
     "learning.cloud_samples": "on",
     "learning.demonstrations": "all",
+    "learning.skills": [],
     "routing.policy": "router",
     "budget.dial": 0.2,
     "budget.learning_calls_per_day": 5,
