@@ -64,4 +64,4 @@ async def test_a_corrected_answer_is_learned_from_on_this_device_alone(tmp_path:
         report = agent.records.report(0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"
     assert (steps[1].scores.prompts, steps[1].scores.responses, steps[1].cloud.cloud_calls) == (1, 4, 0)
-    assert {task["source"] for task in report["tasks"]} == {"practice:group1", steps[1].source}
+    assert {task["source"] for task in report["tasks"]} == {"practice:group1", "practice:group2", steps[1].source}
