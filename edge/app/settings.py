@@ -255,7 +255,6 @@ def gate_rules(config: AgentConfig) -> GateRules | None:
     return GateRules(
         every=gate.every,
         anchors_per_task=gate.anchors,
-        skills=tuple(config.learning.skills),
         max_drop=gate.max_drop,
         rate_window=gate.rate_window,
         max_refusals=gate.max_refusals,

@@ -1,14 +1,14 @@
 """What a step imitates: given answers where few of its responses are right, and beside them answers that the model keeps.
 
-Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had six
-after it had learned one other sum (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
+Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had
+thirteen after five corrections (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
 questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it. And in
 each such step it answers a few questions of other skills; what it has right there is learned along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, cycle, islice
@@ -61,18 +61,20 @@ class GivenAnswers:
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
         """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
         hardly ever sampled cannot be learned from samples; else one update that keeps them up, as beside steps on other tasks."""
-        given = [group for group in groups if plan.demonstrates and demonstration(group.item)]
-        items, unknown = [(group.item, group.prompt_dual) for group in given], [one.item for one in given if not one.knows]
-        if not items:
-            items = [(item, drawn_dual(self.settings, plan.step, index)) for index, item in enumerate(plan.rehearsed)]
-        stored = {Candidate(item).key: self._stored(Candidate(item).key) for item, _ in items}
-        new = {Candidate(item).key: item for item, _ in items if not stored[Candidate(item).key]}
-        found = [one for some in await all_of(self._found(*one, plan.step) for one in new.items()) for one in some]
-        made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual) in enumerate(items)]
+        if plan.demonstrates:
+            asked = [(group.item, group.prompt_dual, group.knows) for group in groups]
+        else:
+            asked = [(item, drawn_dual(self.settings, plan.step, index), True) for index, item in enumerate(plan.rehearsed)]
+        made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual, _) in enumerate(asked)]
         demonstrations = tuple(one for one in made if one is not None)
         if not demonstrations:
             return ImitationBatch(())
-        similar = self._kept([item for item, _ in items], [*chain.from_iterable(stored.values()), *found])
+        fitting = [(item, knows) for (item, _, knows), one in zip(asked, made, strict=True) if one is not None]
+        items, unknown = {Candidate(item).key: item for item, _ in fitting}, [item for item, knows in fitting if not knows]
+        stored = {key: self.stored(key) for key in items}
+        new = [(key, item) for key, item in items.items() if not stored[key]]
+        found = [one for some in await all_of(self._found(*one, plan.step) for one in new) for one in some]
+        similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
         stream(self.settings.seed, "kept", plan.step).shuffle(similar)
         others = await self._of_skills(plan.step)
         kept = [one for pair in zip(similar, cycle(others), strict=False) for one in pair] or similar or others
@@ -94,7 +96,8 @@ class GivenAnswers:
         return Demonstration(prompt_ids, tokens, tuple(variants))
 
     async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
-        """What the model is sure of around a question whose answer it was not shown yet; and that answer, so that it is done once."""
+        """What the model is sure of around a question whose answer it was not shown yet; and the question itself without an
+        answer: so this is done once, and nobody keeps another answer to it."""
         rng = stream(self.settings.seed, "similar", key)
         drawn = (similar_question(item.question, rng, self._words, self._rarity) for _ in range(_SIMILAR))
         questions = [question for question in dict.fromkeys(drawn) if question != item.question]
@@ -110,7 +113,7 @@ class GivenAnswers:
             return SimilarAnswer(key, question, responses[0].text) if _agree(responses) else None
 
         answers = await all_of(answered(number, question) for number, question in enumerate(questions))
-        return [SimilarAnswer(key, item.question, demonstration(item)), *(one for one in answers if one is not None)]
+        return [SimilarAnswer(key, item.question, ""), *(one for one in answers if one is not None)]
 
     async def _of_skills(self, step: int) -> list[KeptAnswer]:
         """What the model has right by itself of a few questions of each skill, others in each step."""
@@ -130,16 +133,19 @@ class GivenAnswers:
         answers = await all_of(answered(number, item) for number, item in enumerate(items))
         return [one for one in answers if one is not None]
 
-    def _stored(self, key: str) -> list[SimilarAnswer]:
-        query = "SELECT item, question, answer FROM kept_answers WHERE item = ? ORDER BY question"
+    def stored(self, key: str) -> list[SimilarAnswer]:
+        """[] where nothing was looked for yet. Without answers to questions whose answer is given meanwhile."""
+        query = """
+            SELECT item, question, answer FROM kept_answers WHERE item = ?
+            AND (answer = '' OR question NOT IN (SELECT question FROM kept_answers WHERE answer = '')) ORDER BY question
+        """
         return [SimilarAnswer(*row) for row in self.state.rows(query, (key,))]
 
-    def _kept(self, items: Iterable[TaskItem], answers: Iterable[SimilarAnswer]) -> list[KeptAnswer]:
-        """As turns of the SLM; none to a question whose answer is given meanwhile."""
-        by_key = {Candidate(item).key: item for item in items}
-        given, kept = {item.question for item in by_key.values()}, []
+    def _kept(self, items: Mapping[str, TaskItem], answers: Iterable[SimilarAnswer]) -> list[KeptAnswer]:
+        """As turns of the SLM; none to a question of this step."""
+        given, kept = {item.question for item in items.values()}, []
         for one in answers:
-            item = replace(by_key[one.item], question=one.question)
+            item = replace(items[one.item], question=one.question)
             prompt_ids = self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form))
             tokens = as_a_turn(self.backend, self.settings, item, one.answer, len(prompt_ids))
             if tokens and one.question not in given:

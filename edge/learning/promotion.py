@@ -88,7 +88,7 @@ class PromotionGate:
     """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
     `anchors_of` a phase's source, with those of what is only held out beside it, never change. `own_anchors` of one's own use do; None:
-    the source is none, or is gone.
+    the source is none, or is gone. `skills`: sources that are examined though no phase learns them.
     """
 
     rules: GateRules
@@ -97,6 +97,7 @@ class PromotionGate:
     state: StateFolder
     checkpoints: Checkpoints
     own_anchors: Callable[[str, int], tuple[TaskItem, ...] | None] = lambda source, limit: None
+    skills: tuple[str, ...] = ()
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
         """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
@@ -110,7 +111,7 @@ class PromotionGate:
         line = self.state.lineage()
         sources = [step.source for step in self.state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
         memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
-        memory = self._with_anchors(memory, dict.fromkeys((*self.rules.skills, *sources, event.source)))
+        memory = self._with_anchors(memory, dict.fromkeys((*self.skills, *sources, event.source)))
         rate = self._rate(event, base, memory)
         examined = await self._examined(memory, line)
         if examined is not None:

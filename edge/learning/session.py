@@ -93,7 +93,10 @@ class TrainingSession:
         if settings.gate is not None:
             own = {} if components.own_use is None else {"own_anchors": components.own_use.anchors}
             anchors_of = components.curriculum.anchors
-            gate = PromotionGate(settings.gate, anchors_of, self._exam(engine), components.state, adapter.checkpoints, **own)
+            skills = tuple(components.curriculum.skills)
+            gate = PromotionGate(
+                settings.gate, anchors_of, self._exam(engine), components.state, adapter.checkpoints, skills=skills, **own
+            )
         return LearningStep(
             backend=adapter.backend,
             rollout_backend=engine,

@@ -25,15 +25,13 @@ _ROUNDING = 1e-9
 class GateRules:
     """When and how candidates are judged.
 
-    `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `skills`: sources that
-    are examined though no phase learns them. `max_drop`: largest
+    `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
     fall of a task's share right. `rate_window`: steps whose mean is the rate that is reported. `max_refusals` in a row take training back
     to the adapter in use. `keep`: versions that served, stored to go back to.
     """
 
     every: int = 10
     anchors_per_task: int = 16
-    skills: tuple[str, ...] = ()
     max_drop: float = 0.2
     rate_window: int = 10
     max_refusals: int = 5

@@ -150,7 +150,7 @@ class Skill(Sums):
 
 
 async def test_a_skill_that_no_phase_learns_is_examined_too(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, skills=("skill",), anchors_per_task=8), skills=("skill",))
+    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, anchors_per_task=8), skills=("skill",))
     world.open_source = lambda name: Skill(name) if name == "skill" else Sums(name)
     calm = world.script
 

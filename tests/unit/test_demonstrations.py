@@ -18,9 +18,12 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
 from edge.dagrpo.format import check_format
+from edge.learning.imitation import GivenAnswers
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
+from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import World, local_answer, number_in
@@ -173,18 +176,29 @@ async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_
     assert kept_questions(world) == kept
 
 
-async def test_a_question_whose_answer_is_given_meanwhile_is_not_kept(tmp_path: Path) -> None:
-    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
+def test_what_is_given_by_another_item_is_not_kept(tmp_path: Path) -> None:
+    rows = [("a", "one?", ""), ("a", "two?", "2"), ("a", "three?", "3"), ("b", "two?", "")]
+    with StateFolder(tmp_path) as state:
+        state.database.executemany("INSERT INTO kept_answers VALUES (?, ?, ?)", rows)
+        given = GivenAnswers(ScriptedBackend(lambda *_: ""), World(tmp_path).rollout_settings("run"), state, VerifierByKind())
+        assert [one.question for one in given.stored("a")] == ["one?", "three?"]
+
+
+async def test_a_question_whose_answer_is_given_in_the_same_step_is_not_kept(tmp_path: Path) -> None:
+    phases = (PhaseConfig(source="sums", target_rate=0.3, steps=12),)
+    world = World(tmp_path / "state", phases=phases, own=OWN)
     world.script = lambda messages, sampling, seed: local_answer(7)
     corrected(tmp_path / "state", 1)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        give(agent.components.state, number_in(next(iter(kept_questions(world)))))
-        await agent.learn(max_steps=2)
+        at_first = {one.prompt_ids for one in world.learners[0].kept[0]}
+        give(agent.components.state, number_in(next(one for one in kept_questions(world) if one.endswith("+ 1?"))))
+        await agent.learn(max_steps=8)
     (learner,) = world.learners
-    prompts = [{one.prompt_ids for one in some} for some in learner.demonstrations]
-    assert len(prompts[-1]) == 2
-    assert not any(one.prompt_ids in prompts[-1] for one in learner.kept[-1])
+    (given,) = {one.prompt_ids for some in learner.demonstrations for one in some} & at_first
+    shown = [given in {one.prompt_ids for one in some} for some in learner.demonstrations]
+    later = learner.kept[shown.index(True) + 1 :]
+    assert len(later) > 2 and not any(one.prompt_ids == given for some in later for one in some)
 
 
 async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) -> None:
