@@ -265,8 +265,8 @@ class LearningConfig(Section):
 
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
-        description="Where half of a group's responses or more are not right, learn from the given answer, too: of one's own "
-        "questions (corrections, verdicts, task files), of all tasks, or of none.",
+        description="Where less than half of a group's responses are right (none, and no options, where a label has held-out questions), "
+        "learn from the given answer, too: of one's own questions (corrections, verdicts, task files), of all tasks, or of none.",
     )
     skills: list[str] = Field(
         ["practice:group1", "practice:group2"],

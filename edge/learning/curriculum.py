@@ -26,7 +26,8 @@ class StepPlan:
 
     `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
     items whose questions must not leave this device. `used`: keys of its items, which are counted. `demonstrates`: given answers are
-    learned from where few responses are right. `rehearsed`: items of one's own whose answers are kept up beside this step.
+    learned from where few responses are right. `generalises`: some questions of the label are held out, so that what is learned should
+    hold for questions like these, too. `rehearsed`: items of one's own whose answers are kept up beside this step.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepPlan:
     stay_here: frozenset[str] = frozenset()
     used: tuple[str, ...] = ()
     demonstrates: bool = False
+    generalises: bool = False
     rehearsed: tuple[TaskItem, ...] = ()
 
 
@@ -185,6 +187,7 @@ class Curriculum:
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
             demonstrates=self._demonstrates(phase.source),
+            generalises=bool(part.source.test(1)),
         )
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:

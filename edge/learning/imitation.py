@@ -4,6 +4,9 @@ Updates on a few given answers would change what the model answers to other ques
 thirteen after five corrections (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
 questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it. And in
 each such step it answers a few questions of other skills; what it has right there is learned along.
+
+A label with so many questions that some are held out teaches a rule. Answers learned by heart are in its way, and so is what the model says
+to similar questions: only what no response has right is shown there, no options, one of which is sampled soon, and nothing similar is kept.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from edge.tasks.source import TaskSource
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.verifier import Verifier
 
+_KNOWN = 0.5
+"""Share of right responses from which on an answer is known."""
 _SIMILAR, _SAMPLES = 16, 2
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
 _OF_A_SKILL, _TRIES_OF_EACH = 4, 2
@@ -62,7 +67,8 @@ class GivenAnswers:
         """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
         hardly ever sampled cannot be learned from samples; else one update that keeps them up, as beside steps on other tasks."""
         if plan.demonstrates:
-            asked = [(group.item, group.prompt_dual, group.knows) for group in groups]
+            to_show = [one for one in groups if not plan.generalises or (one.right_alone == 0 and not one.item.options)]
+            asked = [(group.item, group.prompt_dual, group.right_alone >= _KNOWN) for group in to_show]
         else:
             asked = [(item, drawn_dual(self.settings, plan.step, index), True) for index, item in enumerate(plan.rehearsed)]
         made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual, _) in enumerate(asked)]
@@ -72,7 +78,8 @@ class GivenAnswers:
         fitting = [(item, knows) for (item, _, knows), one in zip(asked, made, strict=True) if one is not None]
         items, unknown = {Candidate(item).key: item for item, _ in fitting}, [item for item, knows in fitting if not knows]
         stored = {key: self.stored(key) for key in items}
-        new = [(key, item) for key, item in items.items() if not stored[key]]
+        single_answers = plan.demonstrates and not plan.generalises
+        new = [(key, item) for key, item in items.items() if single_answers and not stored[key]]
         found = [one for some in await all_of(self._found(*one, plan.step) for one in new) for one in some]
         similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
         stream(self.settings.seed, "kept", plan.step).shuffle(similar)

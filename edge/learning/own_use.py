@@ -23,7 +23,7 @@ from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
 from edge.state.feedback import FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder
-from edge.tasks.jsonl import SUFFIXES, notes_of, read_items
+from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT, SUFFIXES, notes_of, read_items
 
 SOURCE, WATCHED = "mine", "watched"
 MOST_ANSWERS = 2000
@@ -267,8 +267,8 @@ def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
     )
 
 
-_HELD_OUT_OF, _HELD_OUT_FROM = 5, 10
-"""Where there are ten own questions of a label or more, one in five is held out to be examined on. Task files state theirs."""
+_HELD_OUT_OF = 10
+"""One in so many of one's own questions is held out to be examined on, where a label has FEWEST_TO_HOLD_OUT. Task files state theirs."""
 
 
 MOST_SHOWN, MOST_REHEARSED = 8, 8
@@ -400,6 +400,7 @@ class OwnUse:
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
             used=tuple(one.key for one in chosen),
             demonstrates=self.rules.demonstrates,
+            generalises=bool(source.held_out),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
@@ -456,7 +457,7 @@ class OwnUse:
                 labels.setdefault(one.item.task, []).append(one)
         sources = []
         for task in sorted(labels):
-            some_held_out, train, held_out = kind == SOURCE and len(labels[task]) >= _HELD_OUT_FROM, [], []
+            some_held_out, train, held_out = kind == SOURCE and len(labels[task]) >= FEWEST_TO_HOLD_OUT, [], []
             for one in labels[task]:
                 drawn = some_held_out and derive_seed(0, "held out", one.item.id) % _HELD_OUT_OF == 0
                 if one.item.split == "test" or drawn:

@@ -143,10 +143,10 @@ class ScoredGroup:
     cost_weight: float = 1.0
 
     @property
-    def knows(self) -> bool:
-        """Whether half of the responses are right by themselves."""
+    def right_alone(self) -> float:
+        """Share of the responses that are right by themselves, 0 to 1."""
         right = sum(one.outcome is ResponseOutcome.KEPT and one.correct and one.format_ok for one in self.responses)
-        return 2 * right >= len(self.responses)
+        return right / len(self.responses)
 
     @property
     def unmasked(self) -> tuple[ScoredResponse, ...]:

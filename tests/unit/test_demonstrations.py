@@ -18,8 +18,10 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
 from edge.dagrpo.format import check_format
+from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.learning.rollout import ResponseOutcome
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
@@ -27,6 +29,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import World, local_answer, number_in
+from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
@@ -174,6 +177,27 @@ async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_
     assert len(learner.demonstrations) == 3, "two own steps, and a rehearsal between them"
     assert [len(some) for some in learner.kept] == [len(kept)] * 3
     assert kept_questions(world) == kept
+
+
+async def test_an_option_of_a_rule_is_not_shown_since_sampling_finds_it(tmp_path: Path) -> None:
+    item = replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green"))
+    groups = [group(item, scored(ResponseOutcome.KEPT, False))]
+    plan = StepPlan(1, 1, 0, 1, "rules.jsonl", "math", 0.3, (item,), 0, 1, demonstrates=True)
+    with StateFolder(tmp_path) as state:
+        settings = World(tmp_path).rollout_settings("run")
+        given = GivenAnswers(ScriptedBackend(lambda *_: local_answer(3)), settings, state, VerifierByKind())
+        assert len((await given.batch(plan, groups)).demonstrations) == 1
+        assert (await given.batch(replace(plan, generalises=True), groups)).demonstrations == ()
+
+
+async def test_around_answers_that_teach_a_rule_nothing_is_kept(tmp_path: Path) -> None:
+    """Of 150 questions some are held out: the others are to change the answers to these."""
+    world = ignorant(world_with_corrections(tmp_path / "state", *range(1, 151)))
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    (learner,) = world.learners
+    assert (len(learner.demonstrations), learner.kept) == (1, [()])
+    assert not kept_questions(world)
 
 
 def test_what_is_given_by_another_item_is_not_kept(tmp_path: Path) -> None:
