@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import grpc
 
+from edge.rpc.grpc_client import ClientPolicy
+from tools.batch_client import BatchingClient
 from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
@@ -56,6 +58,11 @@ class LinkFaults:
     cut: bool = False
     reorder: float = 0.0
     lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.drop = self.duplicate = self.late = self.reorder = 0.0
+        self.cut = False
 
 
 @dataclass(slots=True)
@@ -534,6 +541,17 @@ class SimulatedStream:
         if not self._exchange.over:
             self._exchange.answer("error", rpc_error(grpc.StatusCode.CANCELLED, "cancelled"))
             self._channel.give_up(self._exchange)
+
+
+class SimulatedClient(BatchingClient):
+    """The real client over a simulated channel."""
+
+    def __init__(self, channel: SimulatedChannel, device_id: str, policy: ClientPolicy, seed: int) -> None:
+        super().__init__("unix:simulated", device_id=device_id, policy=policy, seed=seed)
+        self._simulated = channel
+
+    def _open_channel(self) -> Any:
+        return self._simulated
 
 
 def size_of(value: Any) -> int:
