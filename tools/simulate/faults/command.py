@@ -14,7 +14,7 @@ from typing import Any
 from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
 from tools.simulate.faults.outcome import Outcome, Tally
-from tools.simulate.faults.planted import find_mutation
+from tools.simulate.faults.planted import find_bug
 from tools.simulate.faults.replay import read_replay, write_replay
 from tools.simulate.faults.scenario import Scenario, smaller, words
 from tools.simulate.faults.shrink import shrink
@@ -56,7 +56,7 @@ def run_explore(chosen: argparse.Namespace) -> int:
     check_files(chosen.write)
     if chosen.replay is not None:
         return _replay(chosen)
-    plant = find_mutation(chosen.plant) if chosen.plant else None
+    plant = find_bug(chosen.plant) if chosen.plant else None
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
     seeds, time_over = _seeds(chosen, SystemClock())

@@ -25,7 +25,7 @@ from edge.core.errors import EdgeError, UsageError
 from edge.core.files import open_regular
 from tools.simulate.fleet.files import from_folder
 from tools.simulate.fleet.scenario import HARDWARE, Scenario, load_scenario
-from tools.simulate.reports.assertions import check_sentences, holds
+from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
 from tools.simulate.reports.places import check_folder, put
@@ -118,7 +118,7 @@ def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str
     """What a scenario's result depends on besides. Raises UsageError, ConfigError in one line for one that does not keep to the schema;
     with file and line where that is so of the file at `path` already."""
     try:
-        checked = Scenario.model_validate(scenario)
+        Scenario.model_validate(scenario)
     except ValidationError as error:
         if path is not None:
             load_scenario(path)
@@ -126,7 +126,6 @@ def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str
         raise UsageError(
             f"{'.'.join(map(str, first['loc'])) or 'scenario'}: {first['msg']}", hint="see --vary and the scenario"
         ) from None
-    check_sentences(checked.assertions, [group.name for group in checked.groups])
     return ingredients_of(scenario)
 
 
