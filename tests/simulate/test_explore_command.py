@@ -93,9 +93,7 @@ def test_an_unknown_bug_is_refused_with_those_there_are() -> None:
     assert find_bug("time-out is ref").name == BUG
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format": 2, "violates": [], "plant": "", "scenario": {"seed": 1}}']
-)
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2, "violates": [], "plant": "", "scenario": {"seed": 1}}'])
 def test_a_file_that_is_no_scenario_is_refused_in_one_line(
     content: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Mutation check: every invariant notices the bug that is planted against it.
 
-The seed of a world that meets the bug stands beside it and is played first; when the simulation changes and that seed no longer does, others
-are searched.
+The seed of a world that meets the bug stands beside it and is played first; when the simulation changes and that seed no longer does,
+others are searched.
 """
 
 from __future__ import annotations

@@ -170,12 +170,12 @@ def _over_budget(asked: Asked, *, money: bool) -> float | None:
     if all(limit is None for limit in limits):
         return None
     most = kept = still_ending = of_old = 0.0
-    limit_before, used_before = float("inf"), 0
-    for used, limited in zip(charged, limits, strict=True):
-        limit = float("inf") if limited is None else float(limited)
+    allowed = [float("inf") if limit is None else float(limit) for limit in limits]
+    limit_before, used_before = allowed[0], 0
+    for used, limit in zip(charged, allowed, strict=True):
         if used < used_before:  # another window began
             kept = still_ending = 0.0
-        if limit < limit_before and limit_before < float("inf"):
+        if limit < limit_before:
             kept, still_ending, of_old = 0.0, 2, limit_before
         if still_ending:
             kept, still_ending = max(kept, min(float(used), of_old)), still_ending - 1
