@@ -14,9 +14,9 @@ from tests.service.browser import CHROMIUM, Browser, chromium
 from tests.simulate.sample_results import sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_comparison, write_page, write_report
+from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, jobs_of
 from tools.simulate.sweeps.summary import charts_of, rows_of, table_of
-from tools.simulate.sweeps.sweep import Finished
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to look at reports"),

@@ -21,8 +21,8 @@ from tests.simulate import fake_fleet
 from tools.simulate.__main__ import main
 from tools.simulate.sweeps import engines
 from tools.simulate.sweeps.command import check_scenario, sweep
+from tools.simulate.sweeps.engines import Failed, Finished, kept, play_all
 from tools.simulate.sweeps.plan import Job, Variation, jobs_of, short_names
-from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
 
 RUN = "tests.simulate.fake_fleet:run_scenario"
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,9 @@ import yaml
 from tests.simulate.fleet_worlds import group
 from tests.simulate.test_fleet_files import device_file, link_file
 from tests.simulate.test_reports_sweep import RUN, SCENARIO, anything, chosen
-from tools.simulate.sweeps import ingredients
+from tools.simulate.sweeps import plan as ingredients
 from tools.simulate.sweeps.command import read_scenario, sweep
-from tools.simulate.sweeps.ingredients import ingredients_of, program
-from tools.simulate.sweeps.plan import Job
+from tools.simulate.sweeps.plan import Job, ingredients_of, program
 
 
 def of(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told. Knows the service's
-messages; knows nothing of ledgers.
-"""
+"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The journal folded: balances, floors, attempts, steps and λ. Knows the journal's format and the terms it was written under; shares no
-code with the ledger, reads none of its tables, and has its own arithmetic.
-"""
+"""The journal folded: balances, floors, attempts, steps and λ. It shares no code with the ledger and has its own arithmetic."""
 
 from __future__ import annotations
 

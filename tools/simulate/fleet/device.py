@@ -1,6 +1,4 @@
-"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they
-are put together and in which order they live; knows nothing of the other devices.
-"""
+"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and practice ask, and when. Knows hours, difficulties and chance; knows nothing of agents."""
+"""What people and practice ask, and when."""
 
 from __future__ import annotations
 

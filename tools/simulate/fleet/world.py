@@ -1,6 +1,4 @@
-"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows
-nothing of how a part works inside.
-"""
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them."""
 
 from __future__ import annotations
 

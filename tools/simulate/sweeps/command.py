@@ -1,5 +1,4 @@
-"""`python -m tools.simulate sweep scenario.yaml --vary KEY=A,B`: many runs, and what differs. Knows the command line and the terminal;
-knows nothing of how a run is played."""
+"""`python -m tools.simulate sweep scenario.yaml --vary KEY=A,B`: many runs, and what differs."""
 
 from __future__ import annotations
 
@@ -29,11 +28,9 @@ from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
 from tools.simulate.reports.places import check_folder, put
-from tools.simulate.sweeps.engines import ENGINES, opened
-from tools.simulate.sweeps.ingredients import ingredients_of
-from tools.simulate.sweeps.plan import Job, Variation, jobs_of
+from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
+from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
-from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
 
 RUN = "tools.simulate.fleet.run:run_scenario"
 Check = Callable[[Mapping[str, Any]], str]

@@ -1,7 +1,4 @@
-"""The same stream and the same steps in virtual time: the real agent and coordinator over a simulated model, machine and cloud LLM.
-
-Knows facts of questions, calibrated paces and a fitted mind; knows nothing of the real run's latencies.
-"""
+"""The same stream and the same steps in virtual time: the real agent and coordinator over a simulated model, machine and cloud LLM."""
 
 from __future__ import annotations
 

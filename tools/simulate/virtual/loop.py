@@ -1,5 +1,4 @@
-"""The seeded event loop: virtual time, and at each step one ready handle chosen by the seed. Knows handles, timers and hosts; knows
-nothing of what runs.
+"""The seeded event loop: virtual time, and at each step one ready handle chosen by the seed.
 
 A host is something that can die: its handles are told apart by a context variable, and those of a dead host are never run again, so that
 a crash is nothing but no longer stepping it. Threads, executors and sockets are refused. What a set of tasks or futures is iterated in

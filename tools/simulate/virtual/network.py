@@ -1,5 +1,4 @@
-"""Messages between simulated devices and a simulated coordinator. Knows bytes, delays, losses and broken connections; knows nothing of what
-the messages say.
+"""Messages between simulated devices and a simulated coordinator.
 
 Both ends are the real ones: the generated stub of the client with its serialisers calls a `SimulatedChannel`, and the service puts its
 handlers into a `ServiceEndpoint`. A request or a reply may be lost, come late, out of order, or twice; RPCs may be unary or streams in one
