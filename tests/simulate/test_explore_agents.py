@@ -89,6 +89,21 @@ def test_reports_made_while_the_coordinator_was_away_are_delivered_once_it_is_ba
     assert outcome.verdict.met["step reported"] == CALM.agents[0].steps
 
 
+@pytest.mark.parametrize("seed", [1, 4, 6])
+def test_real_agents_and_scripted_devices_share_a_world_and_its_faults(seed: int) -> None:
+    drawn = AGENTS.draw(seed)
+    faults = (*drawn.faults, Fault(2.0, "crash", 1.0), Fault(3.0, "disk_locked", 2.0), Fault(4.0, "kill", 1.0))
+    beside = replace(drawn, devices=2, steps=2, watched=True, administered=True, faults=by_time(faults))
+    outcome = play(beside)
+    assert outcome.verdict.violations == []
+    assert {"I11", "A1", "A9"} <= set(outcome.verdict.checks)
+    assert outcome.verdict.met["watcher at the end"] > 0 and outcome.verdict.met["step reported"] > 0
+
+
+def by_time(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
 def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process() -> None:
     program = (
         "from tools.simulate.faults.explore import AGENTS, run_seed; print([run_seed(seed, AGENTS).digest for seed in (2, 7, 8)])"

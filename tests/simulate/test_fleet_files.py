@@ -137,7 +137,7 @@ def test_a_sweeps_scenario_is_refused_with_file_and_line_where_the_file_is_wrong
     path.write_text("about: x\ngroups:\n  - {name: a, device: phone, link: office, devices: none}\n")
     with pytest.raises(ConfigError, match=r"day.yaml:3: groups.0.devices must be a whole number"):
         check_scenario(read_scenario(path), path)
-    with pytest.raises(UsageError, match="no group is called 'zzz'"):
+    with pytest.raises(UsageError, match="no group is called zzz"):
         check_scenario(
             {"about": "x", "groups": [group()], "assertions": [{"metric": "p95", "op": "<", "value": 4, "group": "zzz"}]}
         )

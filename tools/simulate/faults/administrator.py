@@ -76,6 +76,8 @@ class SimulatedAdministrator:
 
     async def shut_out(self) -> None:
         """Disable a device, and let it in again after a while."""
+        if not self._devices:
+            return
         device = self._rng.choice(self._devices)
         await self._disable(device, True)
         await asyncio.sleep(self._rng.uniform(0.1, 2.0))

@@ -307,7 +307,7 @@ def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> N
 def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
     """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
     last: dict[tuple[str, str], DeviceEvent] = {}
-    watched = any(event.what == "watch" for event in devices)
+    watched = {(event.device, event.key) for event in devices if event.what == "watch"}
     for event in devices:
         task = (event.device, event.key)
         if event.what == "watch" and event.outcome == "ok":
@@ -318,7 +318,7 @@ def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict
             verdict.check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
             verdict.meet("watched version")
             last[task] = event
-        elif event.what == "final_budget" and event.outcome == "ok" and watched:
+        elif event.what == "final_budget" and event.outcome == "ok" and task in watched:
             newest = last[task].told if task in last else None
             verdict.check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
             verdict.meet("watcher at the end")

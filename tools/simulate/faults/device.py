@@ -122,6 +122,7 @@ class SimulatedDevice:
         await asyncio.gather(*(self._watch(task) for task in self._tasks))
 
     async def _watch(self, task: str) -> None:
+        self._note("watch", task, "asked")
         while True:
             try:
                 async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]

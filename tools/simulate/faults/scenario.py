@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from edge.core.rng import stream
 from tools.simulate.faults.shrink import less, without_some
@@ -15,6 +16,7 @@ from tools.simulate.faults.terms import LIMIT_FIELDS, NO_CAPS, SCOPES, Caps, Rat
 from tools.simulate.faults.upstream import ACTS
 from tools.simulate.virtual.clock import EPOCH
 
+T = TypeVar("T")
 FAULTS = (
     "kill",
     "kill_at",
@@ -91,8 +93,9 @@ class AgentPlan:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One world. `begins_s` is the calendar's distance from EPOCH at the start. Faults and pauses last for `lasts_s`, then everybody
-    comes to an end. `steps`, `watched` and `administered` concern scripted devices."""
+    """One world: scripted devices, real agents, or both. `begins_s` is the calendar's distance from EPOCH at the start. Faults and pauses
+    last for `lasts_s`, then everybody comes to an end. `steps` and `watched` concern scripted devices; `administered`: an administrator
+    sets limits and shuts scripted devices out."""
 
     seed: int
     tasks: tuple[str, ...]
@@ -505,7 +508,7 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, upstream_acts=dict(acts))
     for name in (*_MESSAGE_FAULTS, "upstream_duplicate", "watched", "administered", "slow_disk"):
         if getattr(scenario, name):
-            yield replace(scenario, **{name: type(getattr(scenario, name))()})
+            yield _with(scenario, name, type(getattr(scenario, name))())
     for terms in _plainer(scenario.terms):
         yield replace(scenario, terms=terms)
 
@@ -517,7 +520,7 @@ def _smaller_agent(agent: AgentPlan) -> Iterator[AgentPlan]:
         yield replace(agent, steps=steps)
     for name in ("dial", "calls_limit", "spend_limit_uusd"):
         if getattr(agent, name) is not None:
-            yield replace(agent, **{name: None})
+            yield _with(agent, name, None)
 
 
 def _plainer(terms: Terms) -> Iterator[Terms]:
@@ -526,10 +529,16 @@ def _plainer(terms: Terms) -> Iterator[Terms]:
             yield replace(terms, caps={**terms.caps, scope: NO_CAPS})
     for name, value in {"windows": {}, "floor_ppm": 0, "device_rate": None, "fleet_rate": None}.items():
         if getattr(terms, name) != value:
-            yield replace(terms, **{name: value})  # type: ignore[arg-type]
+            yield _with(terms, name, value)
     for task, held in terms.tasks.items():
         if held.schedule:
             yield replace(terms, tasks={**terms.tasks, task: replace(held, schedule=())})
+
+
+def _with(value: T, name: str, part: object) -> T:
+    """A frozen value with another part of this name."""
+    changes: dict[str, Any] = {name: part}
+    return replace(value, **changes)  # type: ignore[type-var]
 
 
 def words(scenario: Scenario) -> list[str]:

@@ -8,11 +8,9 @@ import asyncio
 import gc
 import hashlib
 import json
-import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +44,7 @@ from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rat
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, quiet_finalisers
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
@@ -163,7 +161,7 @@ class World:
 
     def _new_administrator(self) -> SimulatedAdministrator:
         channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
-        rng, names = stream(self.scenario.seed, "administrator"), tuple(member.name for member in self.members)
+        rng, names = stream(self.scenario.seed, "administrator"), tuple(device.name for device in self.devices)
         return SimulatedAdministrator(channel, self.around.log, rng, names)
 
     async def _chaos(self) -> None:
@@ -450,14 +448,3 @@ def _rate(rate: Rate | None) -> RateConfig:
 
 def _limit(caps: Caps, window: str) -> dict[str, Any]:
     return {"window": window, **dict(zip(LIMIT_FIELDS, caps, strict=True))}
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """The coordinator's log says what the story says."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -34,7 +34,7 @@ REQUEST_BYTES, REPLY_BYTES = 180.0, 250.0
 """About what the simulated questions and completions take on the wire."""
 BUDGET, UNREACHABLE = "budget", "unreachable"
 """Why somebody who should have had the cloud's answer had none; words of `fleet.tally`."""
-DOWN_SHARE = 0.002
+DOWN_SHARE = 0.005
 """Of the time that a link may be down on average, and be taken for one that never is."""
 Hardware = tuple[DeviceSpeed, LinkModel]
 

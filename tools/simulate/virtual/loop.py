@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -308,3 +309,14 @@ def quiet_finalisers() -> Iterator[None]:
             yield
     finally:
         sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """The log of the real parts would say what the simulation's own story says."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
