@@ -148,7 +148,7 @@ class CloudResult(msgspec.Struct, frozen=True):
 
 
 class AssertionResult(msgspec.Struct, frozen=True):
-    """One sentence of the scenario: whether it holds, and the figures it was judged by."""
+    """One assertion of the scenario as text: whether it holds, and the figures it was judged by."""
 
     sentence: str
     holds: bool
