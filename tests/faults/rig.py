@@ -25,9 +25,9 @@ from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
 from tools.simulate.faults.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import History, TaskTerms, Terms
 from tools.simulate.faults.upstream import UpstreamEvent
-from tools.simulate.faults.verdict import Verdict
 
 DUAL_LR = 0.05
 FLEET_CAPS = (5_000, 2_000_000, 3_000_000)

@@ -12,15 +12,22 @@ import pytest_asyncio
 from tests.service import page_checks as checks
 from tests.service.browser import CHROMIUM, Browser, chromium
 from tests.simulate.sample_results import sample_result
-from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_comparison, write_page, write_report
+from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, jobs_of
 from tools.simulate.sweeps.summary import charts_of, rows_of, table_of
-from tools.simulate.sweeps.sweep import Finished
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to look at reports"),
     pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+CLAIMS = [
+    Assertion(metric="p95", op="<", value=4),
+    Assertion(metric="lost answers", op="==", value=0),
+    Assertion(metric="spend over budget", op="<=", value=0),
 ]
 
 
@@ -33,7 +40,7 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, result = tmp_path_factory.mktemp("pages"), sample_result()
-    judged = msgspec.structs.replace(result, assertions=evaluate(result, ["p95 < 4 s", "no lost answers", "spend <= budget"]))
+    judged = msgspec.structs.replace(result, assertions=evaluate(result, CLAIMS))
     write_report(judged, folder / "report.html")
     write_comparison(judged, sample_result(2), ("a.json", "b.json"), folder / "compare.html")
     _write_sweep(folder / "sweep.html")

@@ -11,7 +11,7 @@ import msgspec
 
 from edge.core.errors import UsageError
 from tests.simulate.sample_results import sample_group, sample_result
-from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.result import SimulationResult
 
 
@@ -32,8 +32,9 @@ def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
         )
         for group in scenario["groups"]
     ]
+    claims = [Assertion.model_validate(each) for each in scenario.get("assertions", [])]
     result = sample_result(seed, groups, scenario="fake", about=str(scenario.get("about", "")))
-    return msgspec.structs.replace(result, assertions=evaluate(result, scenario.get("assertions", [])))
+    return msgspec.structs.replace(result, assertions=evaluate(result, claims))
 
 
 def _target(scenario: Mapping[str, Any]) -> float:

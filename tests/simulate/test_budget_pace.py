@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from coordinator.ledger.verify import verify
-from edge.core.errors import UsageError
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate
 from tools.simulate.reports.result import SimulationResult
-from tools.simulate.vectorised.run import run_vectorised
 
 SCENARIOS = Path(__file__).parents[2] / "tools" / "simulate" / "scenarios"
 MONTH = SCENARIOS / "budget-month.yaml"
@@ -41,8 +37,3 @@ def test_the_fixed_rate_of_the_same_month_runs_dry_in_its_fourth_week(tmp_path: 
     result = played(scenario, tmp_path)
     assert [judged.sentence for judged in evaluate(result, scenario.assertions) if not judged.holds] == []
     assert result.cloud.spend_uusd[23 * 24] > 0.98 * BUDGET_UUSD
-
-
-def test_the_vectorised_fleet_refuses_what_it_does_not_play() -> None:
-    with pytest.raises(UsageError, match="group laptop"):
-        run_vectorised(load_scenario(MONTH))

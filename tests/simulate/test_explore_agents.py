@@ -12,17 +12,15 @@ import pytest
 from tests.simulate.daily import explore_today
 from tests.simulate.summary import note
 from tools.simulate.faults.agent_checker import INVARIANTS
-from tools.simulate.faults.agent_scenario import CALL_POINTS, STEP_POINTS, AgentPlan, AgentScenario
-from tools.simulate.faults.explore import explore
-from tools.simulate.faults.kinds import AGENTS, played
-from tools.simulate.faults.scenario import Fault
+from tools.simulate.faults.explore import AGENTS, explore, played, run_seed
+from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, Fault, Scenario
 from tools.simulate.faults.terms import TaskTerms, Terms
-from tools.simulate.faults.world import run_seed
+from tools.simulate.faults.world import play
 
 EVERY_RUN = 25
 EVERY_DAY = 50
 LONG_RUN = 1500
-CALM = AgentScenario(
+CALM = Scenario(
     seed=3,
     agents=(AgentPlan(questions=6, every_s=20.0, steps=3),),
     tasks=("math",),
@@ -52,7 +50,7 @@ def test_no_seed_of_today_violates_an_invariant() -> None:
 @pytest.mark.parametrize("seed", [900139, 900698, 900173, 900874])
 def test_a_seed_that_once_violated_an_invariant_does_so_no_more(seed: int) -> None:
     """900139, 900698: a step made offline had the number of a report that waited. 900173, 900874: people's pauses outlasted the world."""
-    assert AGENTS.play(AGENTS.draw(seed)).verdict.violations == []
+    assert run_seed(seed, AGENTS).verdict.violations == []
 
 
 @pytest.mark.long
@@ -67,8 +65,8 @@ def test_no_seed_of_a_long_run_of_agents_violates_an_invariant_and_nothing_is_ne
 
 @pytest.mark.parametrize("point", STEP_POINTS)
 def test_an_agent_that_dies_in_a_step_goes_on_where_it_was(point: str) -> None:
-    dies = Fault(at=40.0, kind="agent_crash_at", for_s=5.0, detail=point)
-    outcome = AGENTS.play(replace(CALM, faults=(dies,)))
+    dies = Fault(at=40.0, kind="crash_at", for_s=5.0, detail=point)
+    outcome = play(replace(CALM, faults=(dies,)))
     assert outcome.verdict.violations == []
     assert outcome.injected[f"agent died at {point}"] == 1
     finished = {"checkpointed", "closed", "judged"}
@@ -77,25 +75,40 @@ def test_an_agent_that_dies_in_a_step_goes_on_where_it_was(point: str) -> None:
 
 @pytest.mark.parametrize("point", CALL_POINTS)
 def test_what_a_call_cost_is_known_though_the_agent_died_around_it(point: str) -> None:
-    dies = [Fault(at=at, kind="agent_crash_at", for_s=2.0, detail=point) for at in (1.0, 60.0, 120.0)]
-    outcome = AGENTS.play(replace(CALM, faults=tuple(dies)))
+    dies = [Fault(at=at, kind="crash_at", for_s=2.0, detail=point) for at in (1.0, 60.0, 120.0)]
+    outcome = play(replace(CALM, faults=tuple(dies)))
     assert outcome.verdict.violations == []
     assert outcome.injected[f"agent died at {point}"] >= 2
 
 
 def test_reports_made_while_the_coordinator_was_away_are_delivered_once_it_is_back() -> None:
     away = Fault(at=10.0, kind="kill", for_s=150.0)
-    outcome = AGENTS.play(replace(CALM, faults=(away,)))
+    outcome = play(replace(CALM, faults=(away,)))
     assert outcome.verdict.violations == []
     assert outcome.verdict.met["step reported out of the outbox"] > 0
     assert outcome.verdict.met["step reported"] == CALM.agents[0].steps
 
 
+@pytest.mark.parametrize("seed", [1, 4, 6])
+def test_real_agents_and_scripted_devices_share_a_world_and_its_faults(seed: int) -> None:
+    drawn = AGENTS.draw(seed)
+    faults = (*drawn.faults, Fault(2.0, "crash", 1.0), Fault(3.0, "disk_locked", 2.0), Fault(4.0, "kill", 1.0))
+    beside = replace(drawn, devices=2, steps=2, watched=True, administered=True, faults=by_time(faults))
+    outcome = play(beside)
+    assert outcome.verdict.violations == []
+    assert {"I11", "A1", "A9"} <= set(outcome.verdict.checks)
+    assert outcome.verdict.met["watcher at the end"] > 0 and outcome.verdict.met["step reported"] > 0
+
+
+def by_time(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
 def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process() -> None:
     program = (
-        "from tools.simulate.faults.kinds import AGENTS; print([AGENTS.play(AGENTS.draw(seed)).digest for seed in (2, 7, 8)])"
+        "from tools.simulate.faults.explore import AGENTS, run_seed; print([run_seed(seed, AGENTS).digest for seed in (2, 7, 8)])"
     )
-    here = [AGENTS.play(AGENTS.draw(seed)).digest for seed in (2, 7, 8)]
+    here = [run_seed(seed, AGENTS).digest for seed in (2, 7, 8)]
 
     def digests(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -106,8 +119,8 @@ def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process() -> Non
 
 
 def test_a_planted_bug_is_gone_once_its_scenario_is_played() -> None:
-    assert not played(AGENTS, CALM, "learning's daily budget forgets what it paid").ok
-    assert played(AGENTS, CALM).ok
+    assert not played(CALM, "learning's daily budget forgets what it paid").ok
+    assert played(CALM).ok
     assert run_seed(0).ok
 
 
@@ -116,5 +129,5 @@ def test_what_breaks_an_agent_is_a_violation(monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("the gate fell")
 
     monkeypatch.setattr("edge.learning.loop.Learning._make", broken)
-    violations = AGENTS.play(CALM).verdict.violations
+    violations = play(CALM).verdict.violations
     assert any("A8: agent-0 broke: ['ValueError: the gate fell'" in line for line in violations)

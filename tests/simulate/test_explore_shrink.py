@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.simulate.faults.kinds import AGENTS, COORDINATOR
+from tools.simulate.faults.explore import AGENTS, COORDINATOR
+from tools.simulate.faults.scenario import smaller, words
 from tools.simulate.faults.shrink import less, shrink, without_some
 
 Items = tuple[int, ...]
@@ -47,8 +48,8 @@ def test_every_smaller_scenario_is_another_one_and_the_smallest_has_nothing_smal
     for kind in (COORDINATOR, AGENTS):
         for seed in range(30):
             scenario = kind.draw(seed)
-            assert scenario not in list(kind.smaller(scenario))
-            smallest = shrink(scenario, kind.smaller, lambda _: True, 10_000)
+            assert scenario not in list(smaller(scenario))
+            smallest = shrink(scenario, smaller, lambda _: True, 10_000)
             assert smallest.exhausted
             assert smallest.scenario.faults == ()
-            assert kind.words(smallest.scenario)
+            assert words(smallest.scenario)

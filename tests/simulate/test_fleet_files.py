@@ -137,8 +137,10 @@ def test_a_sweeps_scenario_is_refused_with_file_and_line_where_the_file_is_wrong
     path.write_text("about: x\ngroups:\n  - {name: a, device: phone, link: office, devices: none}\n")
     with pytest.raises(ConfigError, match=r"day.yaml:3: groups.0.devices must be a whole number"):
         check_scenario(read_scenario(path), path)
-    with pytest.raises(UsageError, match="no group is called 'zzz'"):
-        check_scenario({"about": "x", "groups": [group()], "assertions": ["p95 of zzz < 4 s"]})
+    with pytest.raises(UsageError, match="no group is called zzz"):
+        check_scenario(
+            {"about": "x", "groups": [group()], "assertions": [{"metric": "p95", "op": "<", "value": 4, "group": "zzz"}]}
+        )
 
 
 # exit codes --------------------------------------------------------------------------------------------------------------------------
@@ -152,7 +154,10 @@ def test_a_sweeps_scenario_is_refused_with_file_and_line_where_the_file_is_wrong
         ("lasst_h: 1", []),
         ("about: x\ngroups: [{name: a, device: phone, link: office}]\nevents: [{at_h: 1}]\n", []),
         ("about: x\ngroups: [{name: a, device: phone, link: bad.yaml}]\n", []),
-        ("about: x\ngroups: [{name: a, device: phone, link: office}]\nassertions: [p95 of zzz < 4 s]\n", []),
+        (
+            "about: x\ngroups: [{name: a, device: phone, link: office}]\nassertions: [{metric: p95, op: '<', value: 4, group: zzz}]\n",
+            [],
+        ),
         ("about: x\ngroups: [{name: a, device: phone, link: office}]\n", ["--set", "lasts_h=-1"]),
     ],
 )

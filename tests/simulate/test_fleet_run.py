@@ -21,21 +21,26 @@ def written(folder: Path, **values: Any) -> Path:
     return path
 
 
-def test_a_run_whose_sentences_hold_ends_with_0_and_writes_what_it_found(
+def test_a_run_whose_assertions_hold_ends_with_0_and_writes_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = written(tmp_path, assertions=["p95 < 1 h", "no lost answers"]), tmp_path / "new" / "out.json"
+    path, out = (
+        written(
+            tmp_path, assertions=[{"metric": "p95", "op": "<", "value": 3600}, {"metric": "lost answers", "op": "==", "value": 0}]
+        ),
+        tmp_path / "new" / "out.json",
+    )
     assert main(["run", str(path), "--json", str(out), "--seed", "5"]) == 0
     read = SimulationResult.from_json(out.read_bytes())
     assert (read.scenario, read.seed, read.engine, read.devices) == ("short", 5, "exact", 1)
     assert [each.holds for each in read.assertions] == [True, True]
     told = capsys.readouterr()
-    assert "holds  p95 < 1 h" in told.out
+    assert "holds  p95 < 60 min" in told.out
     assert "2 h of 1 device in" in told.err
 
 
-def test_a_sentence_that_does_not_hold_ends_it_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(written(tmp_path, assertions=["p95 < 1 ms"]))]) == 1
+def test_an_assertion_that_does_not_hold_ends_it_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(written(tmp_path, assertions=[{"metric": "p95", "op": "<", "value": 0.001}]))]) == 1
     assert "fails  p95 < 1 ms" in capsys.readouterr().out
 
 
@@ -50,7 +55,7 @@ def test_the_report_is_written_where_it_is_wished(tmp_path: Path) -> None:
     [
         (["--set", "lasts_h=0"], "lasts_h must be greater than 0"),
         (["--set", "groups.0.device=toaster"], "toaster"),
-        (["--set", "assertions=[p95 smells nice]"], "p95 smells nice"),
+        (["--set", "assertions=[p95 < 4 s]"], "p95 < 4 s"),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_one_line(
@@ -79,7 +84,12 @@ def test_a_stuck_world_ends_with_1_and_tells_who_waits(
 
 
 def test_a_sweep_plays_a_scenario_as_it_is_written_with_a_seed_of_its_own() -> None:
-    values = {"about": "A test.", "lasts_h": 1, "groups": [group()], "assertions": ["no lost answers"]}
+    values = {
+        "about": "A test.",
+        "lasts_h": 1,
+        "groups": [group()],
+        "assertions": [{"metric": "lost answers", "op": "==", "value": 0}],
+    }
     result = run_scenario(values, 9)
     assert result.seed == 9
     assert result.assertions[0].holds

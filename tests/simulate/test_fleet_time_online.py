@@ -1,4 +1,4 @@
-"""Devices are online for a share of the time, in both engines: not at the moments at which somebody looks."""
+"""Devices are online for a share of the time, not at the moments at which somebody looks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.simulate.fleet_worlds import group, played, scenario
+from tests.simulate.fleet_worlds import group, played
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.link import Link
 from tools.simulate.fleet.scenario import HOUR_S
@@ -20,9 +19,6 @@ from tools.simulate.fleet.spans import covered_s, daily, united
 from tools.simulate.reports.quantities import QUANTITIES, Asked
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
-from tools.simulate.vectorised.draws import Draws
-from tools.simulate.vectorised.links import FleetLinks
-from tools.simulate.vectorised.run import run_vectorised
 
 STEADY = LinkModel("steady", 0.02, 0.0, 1e6, 1e6)
 SPANS = some.lists(some.tuples(some.integers(-5, 60), some.integers(0, 20)).map(lambda each: (each[0], each[0] + each[1])))
@@ -35,11 +31,6 @@ def online(result: SimulationResult) -> float:
     found = QUANTITIES["online"].measure(Asked(result, result.groups))
     assert found is not None
     return found
-
-
-def by_both(folder: Path, *groups: dict, **values: object) -> list[SimulationResult]:
-    """The result of the exact simulation and that of the vectorised fleet."""
-    return [played(folder, *groups, **values)[0], run_vectorised(scenario(*groups, **values))]
 
 
 @given(SPANS, some.integers(0, 40), some.integers(1, 20))
@@ -68,8 +59,8 @@ def test_hours_of_every_day_may_lie_over_midnight() -> None:
     ],
 )
 def test_an_outage_counts_for_as_long_as_it_takes(tmp_path: Path, event: dict, gone_s: float) -> None:
-    for result in by_both(tmp_path, events=[event]):
-        assert online(result) == pytest.approx(1 - gone_s / (6 * HOUR_S), abs=2e-5), result.engine
+    result, _ = played(tmp_path, events=[event])
+    assert online(result) == pytest.approx(1 - gone_s / (6 * HOUR_S), abs=2e-5)
 
 
 def test_an_outage_of_one_group_is_not_the_others_and_two_at_once_count_once(tmp_path: Path) -> None:
@@ -78,26 +69,25 @@ def test_an_outage_of_one_group_is_not_the_others_and_two_at_once_count_once(tmp
         {"at_h": 2.1, "links_down_for_s": 100, "groups": ["laptops"]},
         {"at_h": 2.2, "coordinator_down_for_s": 40},
     ]
-    for result in by_both(tmp_path, group(), group("phones"), events=cuts):
-        shares = [sum(each.series.online_share) / len(each.series.online_share) for each in result.groups]
-        assert shares == pytest.approx([1 - 1000 / 21600, 1 - 40 / 21600], abs=2e-5), result.engine
+    result, _ = played(tmp_path, group(), group("phones"), events=cuts)
+    shares = [sum(each.series.online_share) / len(each.series.online_share) for each in result.groups]
+    assert shares == pytest.approx([1 - 1000 / 21600, 1 - 40 / 21600], abs=2e-5)
 
 
-def test_a_coordinator_that_is_down_at_the_end_of_an_interval_is_down_in_both(tmp_path: Path) -> None:
-    exact, vectorised = by_both(tmp_path, events=[{"at_h": 0.99, "coordinator_down_for_s": 72}])
-    for result in (exact, vectorised):
-        assert result.cloud.up[3:5] == pytest.approx([1 - 36 / 900, 1 - 36 / 900], abs=1e-3), result.engine
+def test_a_coordinator_that_is_down_at_the_end_of_an_interval_is_down_in_both_intervals(tmp_path: Path) -> None:
+    result, _ = played(tmp_path, events=[{"at_h": 0.99, "coordinator_down_for_s": 72}])
+    assert result.cloud.up[3:5] == pytest.approx([1 - 36 / 900, 1 - 36 / 900], abs=1e-3)
 
 
 def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "off.yaml").write_text(ALWAYS_OFF)
     asking = group(link=str(tmp_path / "off.yaml"), mind={"ask": 3.0})
-    for result in by_both(tmp_path, asking, lasts_h=26):
-        assert online(result) == 0.0, result.engine
-        assert "cloud" not in result.groups[0].answers
-        told = dict(group_columns(result)[1])
-        assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
-        assert (told["Cloud calls"], told["Spend"]) == (["0"], ["0.00 USD"])
+    result, _ = played(tmp_path, asking, lasts_h=26)
+    assert online(result) == 0.0
+    assert "cloud" not in result.groups[0].answers
+    told = dict(group_columns(result)[1])
+    assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
+    assert (told["Cloud calls"], told["Spend"]) == (["0"], ["0.00 USD"])
 
 
 def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None:
@@ -118,19 +108,3 @@ def test_what_was_forced_down_stays_down_for_the_longer_time_and_is_told_after_i
     one.heal(60.0)
     assert one.up_again(60.0) == 60.0
     assert covered_s(one.outages_until(60.0), 0.0, 60.0) == 50.0
-
-
-def test_a_fleets_outages_by_chance_count_where_nothing_else_cuts_them() -> None:
-    flapping = replace(STEADY, mean_up_s=90.0, mean_down_s=40.0, offline_hours=(0.5, 0.75))
-    asked, looked = (FleetLinks(flapping, 1, Draws(3, "links"), [(600.0, 700.0)], 0.0) for _ in range(2))
-    one, gone = np.zeros(1, np.int64), [(650.0, 800.0)]
-    for begins in range(0, 5400, 900):
-        asked.are_up(one, np.full(1, begins + 950.0))  # an answer that ends after the interval
-        ups = [bool(looked.are_up(one, np.full(1, at / 4))[0]) for at in range(4 * begins, 4 * (begins + 900))]
-        seen = sum(up and not 650 <= begins + place / 4 < 800 for place, up in enumerate(ups)) / len(ups)
-        assert asked.share_up(begins, begins + 900.0, gone) == pytest.approx(seen, abs=0.006)
-
-
-def test_both_engines_lose_the_same_time_to_outages_by_chance(tmp_path: Path) -> None:
-    exact, vectorised = by_both(tmp_path, group(link="flapping", devices=20, questions_per_day=0), lasts_h=24)
-    assert online(exact) == pytest.approx(online(vectorised), abs=0.02)

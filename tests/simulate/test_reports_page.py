@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from tests.simulate.sample_results import histogram, sample_cloud, sample_group, sample_result
-from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.charts import POOL, Book, Shown, pooled
 from tools.simulate.reports.page import hours, write_comparison, write_report
 from tools.simulate.reports.result import CloudResult, LatencyHistogram, Series, SimulationResult
 from tools.simulate.reports.tables import differences, group_columns, overview
 
-CLAIMS = ["p95 < 4 s", "spend <= budget"]
+CLAIMS = [
+    Assertion(metric="p95", op="<", value=4),
+    Assertion(metric="spend over budget", op="<=", value=0),
+]
 
 
 def judged(result: SimulationResult) -> SimulationResult:

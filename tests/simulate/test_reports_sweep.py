@@ -21,8 +21,8 @@ from tests.simulate import fake_fleet
 from tools.simulate.__main__ import main
 from tools.simulate.sweeps import engines
 from tools.simulate.sweeps.command import check_scenario, sweep
+from tools.simulate.sweeps.engines import Failed, Finished, kept, play_all
 from tools.simulate.sweeps.plan import Job, Variation, jobs_of, short_names
-from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
 
 RUN = "tests.simulate.fake_fleet:run_scenario"
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def chosen(path: Path, out: Path, *vary: str, seeds: int = 1, engine: str = "pro
 def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anything_twice(
     tmp_path: Path, scenario: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = scenario(count=str(tmp_path / "count"), assertions=["p95 < 4 s"]), tmp_path / "out"
+    path, out = scenario(count=str(tmp_path / "count"), assertions=[{"metric": "p95", "op": "<", "value": 4}]), tmp_path / "out"
     asked = ("groups.*.questions_per_day=10,60",)
     assert sweep(chosen(path, out, *asked), run=RUN, check=anything) == 1
     assert sweep(chosen(path, out, *asked, seeds=2), run=RUN, check=anything) == 1

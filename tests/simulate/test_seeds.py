@@ -10,10 +10,8 @@ import pytest
 
 from tests.simulate.daily import explore_today
 from tests.simulate.summary import note
-from tools.simulate.faults.explore import explore
-from tools.simulate.faults.kinds import COORDINATOR, INVARIANTS
-from tools.simulate.faults.tally import Tally
-from tools.simulate.faults.world import run_seed
+from tools.simulate.faults.explore import COORDINATOR, INVARIANTS, explore, run_seed
+from tools.simulate.faults.outcome import Tally
 
 EVERY_RUN = 600
 EVERY_DAY = 300
@@ -57,7 +55,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     """Neither the hashes of strings nor the addresses of objects decide anything."""
-    program = "from tools.simulate.faults.world import run_seed; print([run_seed(seed).digest for seed in range(40, 60)])"
+    program = "from tools.simulate.faults.explore import run_seed; print([run_seed(seed).digest for seed in range(40, 60)])"
 
     def digests(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

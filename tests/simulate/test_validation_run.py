@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge.config.schema import DecodeRate, DeviceConfig, PhaseConfig, SpeedConfig
@@ -20,7 +21,7 @@ from edge.testing.backend import ScriptedBackend
 from tests.unit.agent_world import HELP, World, local_answer
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.profiles import load_device
-from tools.simulate.validation.command import config_for, simulate
+from tools.simulate.validation.command import archive_of, config_for, read_archive, simulate
 from tools.simulate.validation.real import Known, Measured, Plan, RealRun, facts_of, make_plan, with_cloud_tokens
 from tools.simulate.validation.seen import Facts, Sampled
 from tools.simulate.validation.verdict import compare
@@ -111,13 +112,13 @@ async def scripted(folder: Path, plan: Plan) -> tuple[Known, Measured]:
 async def test_what_was_run_is_simulated_with_the_same_decisions_and_the_profile_that_was_written(tmp_path: Path) -> None:
     plan = make_plan(24, MINUTES, None, 2, 1)
     known, found = await scripted(tmp_path / "real", plan)
-    device, config = faster_than_any(), config_for(tmp_path / "state")
-    replayed = await asyncio.to_thread(simulate, device, known, found, plan, config, tmp_path, lambda line: None, "busy")
+    archive = archive_of(faster_than_any(), known, found, plan, config_for(tmp_path / "state"), (99.0, 99.0))
+    replayed = await asyncio.to_thread(simulate, archive, tmp_path, lambda line: None)
     assert [each.source for each in replayed.run.answers] == [each.source for each in found.run.answers]
     assert [each.local_tokens for each in replayed.run.answers] == [each.local_tokens for each in found.run.answers]
     assert len(replayed.run.steps) == 2
     assert load_device(str(tmp_path / "profile.yaml")).overhead_s == pytest.approx(replayed.local.overhead_s, rel=1e-3)
-    assert "# busy" in (tmp_path / "profile.yaml").read_text(encoding="utf-8")
+    assert "while the machine was busy" in (tmp_path / "profile.yaml").read_text(encoding="utf-8")
     assert {row.name.split(",")[0] for row in compare(found.run, replayed.run)} >= {"realised rate", "λ after the last step"}
 
 
@@ -125,12 +126,39 @@ async def test_the_simulated_times_do_not_change_with_those_of_the_run(tmp_path:
     plan = make_plan(24, MINUTES, None, 0, 1)
     known, found = await scripted(tmp_path / "real", plan)
     late = tuple(replace(each, first_s=9.0, total_s=99.0) for each in found.run.answers)
-    device = faster_than_any()
+    config = config_for(tmp_path / "state")
     once, again = [
-        await asyncio.to_thread(simulate, device, known, each, plan, config_for(tmp_path / "state"), tmp_path, lambda line: None)
+        await asyncio.to_thread(
+            simulate, archive_of(faster_than_any(), known, each, plan, config, (0.0, 0.0)), tmp_path, lambda line: None
+        )
         for each in (found, replace(found, run=replace(found.run, answers=late)))
     ]
     assert once.run == again.run
+
+
+async def test_an_archived_validation_is_simulated_again_with_the_same_result(tmp_path: Path) -> None:
+    plan = make_plan(24, MINUTES, None, 2, 1)
+    known, found = await scripted(tmp_path / "real", plan)
+    archive = archive_of(faster_than_any(), known, found, plan, config_for(tmp_path / "state"), (0.0, 0.0))
+    (tmp_path / "kept.json").write_bytes(msgspec.json.encode(archive))
+    assert read_archive(tmp_path / "kept.json") == archive
+    results = []
+    for name in ("one", "two"):
+        arguments = ["validate", "--again", str(tmp_path / "kept.json"), "--out", str(tmp_path / name)]
+        assert await asyncio.to_thread(main, arguments) == 0
+        results.append(read_archive(tmp_path / name / "validation.json"))
+    assert results[0] == results[1]
+    assert results[0].result["rows"] and results[0].measured == archive.measured
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"format": 1}'])
+def test_what_is_no_archive_is_refused_in_one_line(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "kept.json").write_text(content)
+    assert main(["validate", "--again", str(tmp_path / "kept.json"), "--out", str(tmp_path / "out")]) == UsageError.exit_code
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def faster_than_any() -> DeviceConfig:

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep | validate | validate-fleet`. Knows the command line only."""
+"""`python -m tools.simulate run | explore | compare | sweep | validate | validate-fleet`."""
 
 from __future__ import annotations
 

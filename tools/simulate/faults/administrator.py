@@ -1,6 +1,4 @@
-"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told. Knows the service's
-messages; knows nothing of ledgers.
-"""
+"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told."""
 
 from __future__ import annotations
 
@@ -78,6 +76,8 @@ class SimulatedAdministrator:
 
     async def shut_out(self) -> None:
         """Disable a device, and let it in again after a while."""
+        if not self._devices:
+            return
         device = self._rng.choice(self._devices)
         await self._disable(device, True)
         await asyncio.sleep(self._rng.uniform(0.1, 2.0))

@@ -1,5 +1,4 @@
-"""What an agent's state folder says against the coordinator's journal and the people it answered. Knows invariants A1 to A10; knows nothing
-of how either side works.
+"""The invariants of an agent: what its state folder says against the coordinator's journal and the people it answered.
 
 A1  every question that was answered has its record, as it was told; one that was cut has one at most, and there are no others
 A2  an answer of the cloud has exactly one call, completed; what a call for people cost stands in a record
@@ -8,7 +7,7 @@ A4  every committed step was reported exactly once, in order, with its rate; λ 
 A5  the outbox is empty at the end, and no call is in doubt
 A6  learning's purse is the journal's share of learning, call by call, and no day has more calls than its limit
 A7  the dial has counted the answers whose records say so
-A8  nothing is left over: no task, no complaint, no failure
+A8  nothing is left over: no task, no failure
 A9  position, cursor and committed steps agree, and all that was planned was done
 A10 λ and the next step that the agent holds are the journal's
 """
@@ -25,18 +24,18 @@ from edge.budget.dial import HelpDial
 from edge.state.events import StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
-from tools.simulate.faults.agent_device import Asked
-from tools.simulate.faults.agent_scenario import AgentPlan, AgentScenario
+from tools.simulate.faults.agent_device import AgentNotes, Asked
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Call, Fold
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.outcome import Verdict
+from tools.simulate.faults.scenario import AgentPlan, Scenario
 
 INVARIANTS = tuple(f"A{number}" for number in range(1, 11))
 
 
 @dataclass(frozen=True, slots=True)
-class Purse:
-    """A row of learning's purse: what a call cost in micro-USD, on which day it was let out, and whether its end is known."""
+class Paid:
+    """A call of learning: what a call cost in micro-USD, on which day it was let out, and whether its end is known."""
 
     day: str
     spend_uusd: int
@@ -51,7 +50,7 @@ class Kept:
     steps: Sequence[tuple[StepFinished, int]]
     outbox: Sequence[Report]
     unconfirmed: Sequence[str]
-    purse: Mapping[str, Purse]
+    purse: Mapping[str, Paid]
     dial: HelpDial | None
     terms: Mapping[str, Terms | None]
     steps_done: int
@@ -70,7 +69,7 @@ class Kept:
             steps=list(zip(state.steps(), places, strict=True)),
             outbox=[report for _, report in state.unreported()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
-            purse={str(key): Purse(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
+            purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
             terms={task: state.terms(task) for task in names},
             steps_done=state.position().steps_done,
@@ -78,22 +77,45 @@ class Kept:
         )
 
 
-class AgentChecker:
-    """Checks one agent."""
+@dataclass(frozen=True, slots=True)
+class AgentSeen:
+    """An agent of a world: its plan, what the world knows of it, and what its folder has at the end (None: it did not come to one).
+    `dial_since`: how many questions had been asked when its dial was set last."""
 
-    def __init__(self, name: str, number: int, scenario: AgentScenario, fold: Fold, verdict: Verdict) -> None:
-        self._name = name
-        self._scenario = scenario
-        self._plan: AgentPlan = scenario.agents[number]
+    name: str
+    scenario: Scenario
+    number: int
+    notes: AgentNotes
+    dial_since: int
+    kept: Kept | None
+
+
+def check_agents(agents: Iterable[AgentSeen], fold: Fold, verdict: Verdict) -> None:
+    """A1 to A10 of each agent, against the folded journal."""
+    for agent in agents:
+        notes = agent.notes
+        verdict.check("A8", not notes.failures, f"{agent.name} broke: {notes.failures[:3]}")
+        verdict.meet("cut step finished after a crash", any("had been cut" in text for text in notes.notices))
+        verdict.meet("learning call refused by the day's budget", any("learning, today's" in text for text in notes.notices))
+        if agent.kept is not None:
+            _AgentChecker(agent, fold, verdict).check(agent.kept)
+
+
+class _AgentChecker:
+    def __init__(self, agent: AgentSeen, fold: Fold, verdict: Verdict) -> None:
+        self._name = name = agent.name
+        self._scenario = agent.scenario
+        self._plan: AgentPlan = agent.scenario.agents[agent.number]
+        self._asked = agent.notes.asked
+        self._dial_since = agent.dial_since
         self._verdict = verdict
         self._fold = fold
         calls = {key: call for (device, key), call in fold.calls.items() if device == name}
         self._serving = {key: call for key, call in calls.items() if call.data["step"] < 0}
         self._training = {key: call for key, call in calls.items() if call.data["step"] >= 0}
 
-    def check(self, kept: Kept, asked: Sequence[Asked], dial_since: int) -> None:
-        """All of it. `dial_since`: how many questions had been asked when its dial was set last."""
-        self._questions(kept, asked)
+    def check(self, kept: Kept) -> None:
+        self._questions(kept, self._asked)
         self._calls(kept)
         for task in self._scenario.tasks:
             self._steps(kept, task)
@@ -101,7 +123,7 @@ class AgentChecker:
         self._left_over(kept)
         self._purse(kept)
         if kept.dial is not None:
-            self._dial(kept.dial, asked[dial_since:])
+            self._dial(kept.dial, self._asked[self._dial_since :])
         self._position(kept)
 
     def _is(self, invariant: str, holds: bool, story: str) -> None:

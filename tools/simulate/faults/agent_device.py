@@ -1,5 +1,4 @@
-"""One life of a real agent in the fault worlds, and the notes that outlive it. Knows how the agent is put together over a simulated
-machine, model, learner and connection, and how people ask it; knows nothing of faults or of what is checked.
+"""A real agent in the fault worlds: one life of it, how people ask it, and what befalls it.
 
 Its state folder is a real one on a disk that forgets nothing: a crash stops the process between two of its steps and lets go of the folder,
 as the system does. What SQLite or a checkpoint had not synced yet is not lost here, so that a missing sync would not be found.
@@ -41,16 +40,16 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
 from edge.verifiers.math_answer import ExactMathAnswer
-from tools.simulate.faults.agent_scenario import AgentPlan, AgentScenario
 from tools.simulate.faults.device import (
     MAX_OUTPUT_TOKENS,
     WISHED_RATE,
     DeviceEvent,
     Notebook,
-    SimulatedClient,
+    Surroundings,
     told_by,
     told_of,
 )
+from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
@@ -58,11 +57,16 @@ from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
 from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
-from tools.simulate.virtual.loop import SeededLoop, is_alive
-from tools.simulate.virtual.network import SimulatedChannel
+from tools.simulate.virtual.clock import VirtualClock
+from tools.simulate.virtual.loop import Host, SeededLoop, is_alive
+from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()
 DEADLINE_S = 15.0
+LOOK_S = 1.0
+SETTLE_S = 400.0
+"""For calls in doubt: an agent asks for their end once a minute at least."""
+STOP_S = 120.0
 SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
 MIND = Mind(skill=0.4, ask=-0.5, ask_slope=3.0)
 TOKENS = TokensPart(prompt=60, local=60, cloud=6)
@@ -211,7 +215,7 @@ class AgentLife:
     def __init__(
         self,
         number: int,
-        scenario: AgentScenario,
+        scenario: Scenario,
         notes: AgentNotes,
         state: StateFolder,
         channel: SimulatedChannel,
@@ -365,6 +369,173 @@ class AgentLife:
         terms = scenario.terms.tasks[scenario.tasks[0]]
         settings = AgentSettings(rollout, answers, terms.dual_init, DaGrpo(), DEADLINE_S, plan.dial)
         return replace(settings, daily_limits=limits)
+
+
+class Died(BaseException):
+    """Unwinds what an agent was doing when it died, so that it comes to no end of its own."""
+
+
+class AgentMember:
+    """A real agent of a world, over all its lives."""
+
+    invariant = "A8"
+
+    def __init__(self, number: int, around: Surroundings, folder: Path) -> None:
+        self.number = number
+        self.name = f"agent-{number}"
+        self.link = around.link()
+        self.notes = AgentNotes()
+        self.leftovers: list[str] = []
+        self.dial_since = 0
+        self._around = around
+        self._folder = folder / self.name
+        self._clock = VirtualClock(around.loop, around.scenario.begins_s)
+        self._host: Host | None = None
+        self._life: AgentLife | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._dies_at = ""
+        self._down_s = 0.0
+
+    @property
+    def notebook(self) -> Notebook:
+        """The calls it made."""
+        return self.notes.ledger
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        return self._life is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether everybody has asked."""
+        return self._life is not None and self._life.asked_all
+
+    @property
+    def done(self) -> bool:
+        """Whether everybody has asked and all is learned."""
+        return self._life is not None and self._life.asked_all and self._life.learned_all
+
+    @property
+    def settled(self) -> bool:
+        """Whether it knows the end of all its calls."""
+        life = self._life
+        return life is not None and life.learned_all and not life.agent.access.unconfirmed.waiting()
+
+    def boot(self, *, asked: bool = True) -> None:
+        """Begin a life, unless it lives; `asked`: people ask it."""
+        if self._life is not None:
+            return
+        around = self._around
+        around.tell(f"{self.name} started")
+        self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
+        state, channel = SeededState(self._folder), around.channel(self.link)
+        self._life = AgentLife(
+            self.number, around.scenario, self.notes, state, channel, around.log, self._clock, around.loop, self._reached
+        )
+        self._living = self._host.spawn(self._life.live(asked=asked), "life")
+
+    async def suffer(self, fault: Fault) -> None:
+        """What befalls one agent."""
+        match fault.kind:
+            case "crash":
+                if self._life is not None:
+                    self._die()
+                    await asyncio.sleep(fault.for_s)
+                    self.boot()
+            case "crash_at":
+                self._dies_at, self._down_s = fault.detail, fault.for_s
+            case "restart":  # a stop in good order, as an update of the program does
+                await self.stop()
+                await asyncio.sleep(fault.for_s)
+                self.boot()
+            case "device_clock_jump":
+                self._clock.jump(float(fault.detail or 0.0))
+            case "dial":
+                self._set_dial(fault.detail)
+            case "cloud_paused":
+                self._pause_cloud(True)
+                await asyncio.sleep(fault.for_s)
+                self._pause_cloud(False)
+            case "learning_paused":
+                self._pause_learning(True)
+                await asyncio.sleep(fault.for_s)
+                self._pause_learning(False)
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.link.heal()
+        self._dies_at = ""
+
+    async def resume(self) -> None:
+        """Everything is over: it learns and asks again."""
+        await self._around.until(lambda: self._is_open, SETTLE_S, LOOK_S)
+        self._pause_learning(False)
+        self._pause_cloud(False)
+
+    async def stop(self) -> None:
+        """Ask it to end; one that does not is killed, which is a violation unless it crashes meanwhile."""
+        life, host, living = self._life, self._host, self._living
+        if life is None or living is None or host is None:
+            return
+        life.end()
+        await asyncio.wait([living], timeout=STOP_S)
+        if self._life is not life:
+            return
+        if living.done():
+            self.leftovers += [f"{name} of {self.name}" for name in self._around.loop.live_tasks(host)]
+            self._life = self._living = None
+        else:
+            self.leftovers.append(f"{self.name} did not stop within {STOP_S:g} s")
+            self._die()
+
+    def close(self) -> None:
+        """Let go of the folder of an agent that was left running."""
+        if self._life is not None:
+            self._life.state.close()
+
+    def opened(self) -> SeededState:
+        """The folder of an agent that does not run."""
+        return SeededState(self._folder)
+
+    def _die(self) -> None:
+        """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
+        assert self._host is not None
+        assert self._life is not None
+        self._around.tell(f"{self.name} crashed")
+        self.notes.crashes += 1
+        self._host.die()
+        self._life.state.close()
+        self._life = self._living = None
+
+    def _reached(self, point: str) -> None:
+        """A place in a learning step was passed: the agent may be armed to die there."""
+        if self._dies_at == point and self._life is not None:
+            self._dies_at = ""
+            self._around.injected[f"agent died at {point}"] += 1
+            self._die()
+            self._around.network.later(self._down_s, self.boot)
+            raise Died(point)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._life is not None and self._life.is_open
+
+    def _set_dial(self, rate: str) -> None:
+        if self._life is None or not self._is_open:
+            return
+        self._life.agent.access.dials.set(float(rate) if rate else None)
+        for asked in self.notes.asked:
+            asked.dial_set = True
+        self.dial_since = next((place for place, one in enumerate(self.notes.asked) if not one.end), len(self.notes.asked))
+
+    def _pause_cloud(self, paused: bool) -> None:
+        if self._life is not None and self._is_open:
+            self._life.agent.access.switch.pause(paused, self._clock.now())
+
+    def _pause_learning(self, paused: bool) -> None:
+        if self._life is not None and self._is_open:
+            self._life.agent.learning.pause(paused)
 
 
 def _all_of(group: BaseExceptionGroup[Exception]) -> list[BaseException]:

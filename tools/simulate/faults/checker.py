@@ -1,5 +1,5 @@
-"""The independent checker of the invariants I1 to I14. Knows the folded journal, the upstream's log and the devices' logs; shares no code
-with the ledger and reads none of its tables.
+"""The independent checker of the invariants I1 to I14, and with agents A1 to A10. It reads the folded journal, the logs of the upstream and
+of the devices, and the agents' folders; it shares no code with the ledger and reads none of its tables.
 
 The journal is given as the objects of `ledger export`, one an entry, so that the checker reads those of real processes as well. Each check
 made is counted under its invariant; a violation says which one, where and why.
@@ -13,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from tools.simulate.faults.agent_checker import AgentSeen, check_agents
 from tools.simulate.faults.device import DeviceEvent
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES, History
 from tools.simulate.faults.upstream import UpstreamEvent
-from tools.simulate.faults.verdict import Verdict
 
 UNITS = ("calls", "tokens", "uusd")
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
@@ -41,9 +42,11 @@ def check(
     devices: Sequence[DeviceEvent],
     rules: Rules,
     disk: DiskLog | None = None,
+    agents: Sequence[AgentSeen] = (),
+    verdict: Verdict | None = None,
 ) -> Verdict:
-    """Check all that the logs can tell."""
-    verdict = Verdict()
+    """Check all that the logs and folders can tell; what is found is added to `verdict`, if one is given."""
+    verdict = verdict or Verdict()
     fold = Fold(rules, verdict)
     times = disk.durable_at if disk is not None else ()
     for place, entry in enumerate(journal):
@@ -66,6 +69,7 @@ def check(
     _administrator_matches(fold, devices, rules, verdict)
     _last_budgets(fold, devices, rules, verdict)
     _lowered_limits_were_met(fold, rules, verdict)
+    check_agents(agents, fold, verdict)
     return verdict
 
 
@@ -303,7 +307,7 @@ def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> N
 def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
     """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
     last: dict[tuple[str, str], DeviceEvent] = {}
-    watched = any(event.what == "watch" for event in devices)
+    watched = {(event.device, event.key) for event in devices if event.what == "watch"}
     for event in devices:
         task = (event.device, event.key)
         if event.what == "watch" and event.outcome == "ok":
@@ -314,7 +318,7 @@ def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict
             verdict.check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
             verdict.meet("watched version")
             last[task] = event
-        elif event.what == "final_budget" and event.outcome == "ok" and watched:
+        elif event.what == "final_budget" and event.outcome == "ok" and task in watched:
             newest = last[task].told if task in last else None
             verdict.check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
             verdict.meet("watcher at the end")

@@ -1,5 +1,4 @@
-"""`python -m tools.simulate explore`. Knows the command line, and the order of exploring, shrinking and telling; knows nothing of
-worlds."""
+"""`python -m tools.simulate explore`: play seeds, make the first violating world small, tell its story."""
 
 from __future__ import annotations
 
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
-from tools.simulate.faults.explore import explore
-from tools.simulate.faults.kinds import COORDINATOR, KINDS, Kind, played
-from tools.simulate.faults.outcome import Outcome
-from tools.simulate.faults.planted import find_mutation
+from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
+from tools.simulate.faults.outcome import Outcome, Tally
+from tools.simulate.faults.planted import find_bug
 from tools.simulate.faults.replay import read_replay, write_replay
+from tools.simulate.faults.scenario import Scenario, smaller, words
 from tools.simulate.faults.shrink import shrink
 from tools.simulate.faults.story import minimal_story
-from tools.simulate.faults.tally import Tally
 from tools.simulate.reports.places import check_files
 
 _INTERRUPTED = 130
@@ -58,7 +56,7 @@ def run_explore(chosen: argparse.Namespace) -> int:
     check_files(chosen.write)
     if chosen.replay is not None:
         return _replay(chosen)
-    plant = find_mutation(chosen.plant) if chosen.plant else None
+    plant = find_bug(chosen.plant) if chosen.plant else None
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
     seeds, time_over = _seeds(chosen, SystemClock())
@@ -91,12 +89,12 @@ def fresh_start(now: float) -> int:
 
 
 def _replay(chosen: argparse.Namespace) -> int:
-    replay, scenario = read_replay(chosen.replay)
-    outcome = played(replay.world, scenario, replay.plant)
+    replay = read_replay(chosen.replay)
+    outcome = played(replay.scenario, replay.plant)
     if outcome.ok:
         print(f"nothing is violated; when {chosen.replay} was written, {', '.join(replay.violates)} was")
         return 0
-    _tell(replay.world, scenario, outcome, chosen.story)
+    _tell(replay.scenario, outcome, chosen.story)
     return 1
 
 
@@ -105,17 +103,17 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
     violated = outcome.verdict.violations[0].partition(":")[0]
     found = {"outcome": outcome}
 
-    def violates(scenario: Any) -> bool:
-        outcome = played(kind, scenario, plant)
+    def violates(scenario: Scenario) -> bool:
+        outcome = played(scenario, plant)
         if violated in outcome.violated:
             found["outcome"] = outcome
         return violated in outcome.violated
 
-    smallest = shrink(kind.draw(outcome.seed), kind.smaller, violates, chosen.tries, _shrinking(chosen.tries))
+    smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, _shrinking(chosen.tries))
     _erase()
     path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
-    write_replay(path, kind, smallest.scenario, found["outcome"].violated, plant)
-    _tell(kind, smallest.scenario, found["outcome"], chosen.story)
+    write_replay(path, smallest.scenario, found["outcome"].violated, plant)
+    _tell(smallest.scenario, found["outcome"], chosen.story)
     rest = "" if smallest.exhausted else "; it may be made smaller still with more --tries"
     print(f"made smaller in {smallest.tries} tries{rest}")
     agents = " --agents" if kind.name == "agents" else ""
@@ -124,14 +122,14 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
     print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
 
 
-def _tell(kind: Kind, scenario: Any, outcome: Outcome, lines: int) -> None:
+def _tell(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     violations = outcome.verdict.violations
     print(f"seed {outcome.seed} violates {', '.join(sorted(outcome.violated))}:")
     print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_TOLD]))
     if len(violations) > _VIOLATIONS_TOLD:
         print(f"  ... and {len(violations) - _VIOLATIONS_TOLD} more")
     print("in this world:")
-    print("\n".join(f"  {line}" for line in kind.words(scenario)))
+    print("\n".join(f"  {line}" for line in words(scenario)))
     print("what happened to it:")
     print("\n".join(minimal_story(violations[:1], outcome.told, lines)))
 

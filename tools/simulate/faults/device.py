@@ -1,5 +1,5 @@
-"""A simulated device: works through learning steps with the real client, and writes down all it asks and is told. Knows the coordinator's
-contract and how to strain it; knows nothing of ledgers.
+"""A scripted device: works through learning steps with the real client in ways that strain the coordinator, and writes down all it asks and
+is told.
 
 Its notebook survives a crash of the device, as the state folder of an agent does; its log is one of the three that the checker reads.
 """
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
+from edge.core.rng import stream
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from tools.batch_client import BatchingClient
-from tools.simulate.virtual.network import SimulatedChannel
+from tools.simulate.faults.scenario import GROUP_SIZE, Fault, Scenario
+from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
+from tools.simulate.virtual.site import Site
 
 TASKS = ("math",)
 WISHED_RATE = 0.5
-GROUP_SIZE = 4
 MAX_OUTPUT_TOKENS = 8
 POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=6.0, max_retries=4)
 WAYS = (
@@ -76,17 +80,6 @@ class Notebook:
         return self.pages.setdefault(task, Page())
 
 
-class SimulatedClient(BatchingClient):
-    """The real client over a simulated channel."""
-
-    def __init__(self, channel: SimulatedChannel, device_id: str, policy: ClientPolicy, seed: int) -> None:
-        super().__init__("unix:simulated", device_id=device_id, policy=policy, seed=seed)
-        self._simulated = channel
-
-    def _open_channel(self) -> Any:
-        return self._simulated
-
-
 class SimulatedDevice:
     """One life of a device. `pace` scales all its durations."""
 
@@ -129,6 +122,7 @@ class SimulatedDevice:
         await asyncio.gather(*(self._watch(task) for task in self._tasks))
 
     async def _watch(self, task: str) -> None:
+        self._note("watch", task, "asked")
         while True:
             try:
                 async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
@@ -355,6 +349,91 @@ def told_of(value: Any) -> tuple[Any, ...]:
             return (value.version, value.dual.hex(), value.calls, value.tokens, value.spend_uusd, *limits)
         case _:
             return ()
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What the devices and agents of a world share, and where they note what happens to them."""
+
+    scenario: Scenario
+    loop: SeededLoop
+    network: Network
+    site: Site
+    log: list[DeviceEvent] = field(default_factory=list)
+    story: list[tuple[float, str]] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+
+    def link(self) -> LinkFaults:
+        """A link with the scenario's faults."""
+        scenario = self.scenario
+        return LinkFaults(drop=scenario.drop, duplicate=scenario.duplicate, late=scenario.late, reorder=scenario.reorder)
+
+    def channel(self, link: LinkFaults) -> SimulatedChannel:
+        """To the coordinator that serves when something is sent."""
+        return SimulatedChannel(self.network, lambda: self.site.endpoint, link)
+
+    def tell(self, text: str) -> None:
+        """Note what happened to the world."""
+        self.story.append((self.loop.time(), text))
+
+    async def until(self, holds: Callable[[], bool], most_s: float, every_s: float) -> bool:
+        """Wait until something holds; False where it does not after so many seconds."""
+        end = self.loop.time() + most_s
+        while not holds() and self.loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(every_s)
+        return holds()
+
+
+class ScriptedMember:
+    """A scripted device of a world, over all its lives."""
+
+    invariant = "I14"
+    up = True
+
+    def __init__(self, name: str, others: tuple[str, ...], around: Surroundings) -> None:
+        self.name = name
+        self.link = around.link()
+        self.notebook = Notebook()
+        self.leftovers: list[str] = []
+        self.watching: asyncio.Task[None] | None = None
+        self._others = others
+        self._around = around
+        self._host: Host | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to the end of its steps."""
+        return self.notebook.done
+
+    rests = done
+
+    def boot(self) -> None:
+        """Begin a life."""
+        scenario, note = self._around.scenario, self.notebook
+        note.lives += 1
+        self._host = Host(f"{self.name} life {note.lives}", self._around.loop)
+        rng = stream(scenario.seed, "device", self.name, note.lives)
+        client = SimulatedClient(self._around.channel(self.link), self.name, POLICY, note.lives)
+        log, steps, prompts = self._around.log, scenario.steps, scenario.prompts
+        living = SimulatedDevice(self.name, self._others, note, log, client, rng, steps, prompts, tasks=scenario.tasks)
+        self._host.spawn(living.live(), "life")
+        if scenario.watched:
+            self.watching = self._host.spawn(living.watch(), "watch")
+
+    async def suffer(self, fault: Fault) -> None:
+        """Crash, and begin another life after a while."""
+        if self.done or self._host is None or not self._host.alive:
+            return
+        self._host.die()
+        await asyncio.sleep(fault.for_s)
+        self.boot()
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.link.heal()
+
+    async def resume(self) -> None:
+        """Nothing to undo."""
 
 
 async def last_questions(

@@ -1,5 +1,4 @@
-"""The prices λ as the journal moves them, own and shared. Knows tasks, the λ each is held to, and whose reports move it; shares no code
-with the ledger.
+"""The prices λ as the journal moves them, own and shared. It shares no code with the ledger.
 
 A shared λ moves with each report, in the journal's order: a `global` one with the report's whole weight, a fleet's by its share of the
 units that all members last planned or reported. A task's version, as a device is told it, grows with each change of its own and of its λ.

@@ -1,25 +1,75 @@
-"""Many seeds, in one process or several, in the order of their numbers. Knows how they are spread and gathered; knows nothing of what a
-seed does."""
+"""Many seeds, in one process or several, in the order of their numbers."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
+from typing import Any
 
-from tools.simulate.faults.interrupts import noted_interrupts
-from tools.simulate.faults.kinds import COORDINATOR, KINDS, Kind, played
-from tools.simulate.faults.outcome import Outcome
-from tools.simulate.faults.tally import Tally
+from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
+from tools.simulate.faults.outcome import Catalogue, Outcome, Tally
+from tools.simulate.faults.planted import planted
+from tools.simulate.faults.scenario import (
+    AGENT_FAULTS,
+    AGENT_FEATURES,
+    AGENT_POINTS,
+    FAULTS,
+    FEATURES,
+    POINTS,
+    Scenario,
+    draw_agents,
+    draw_scripted,
+)
+from tools.simulate.faults.world import play
 
 AHEAD = 4
 """Batches of seeds that each process is given before those of lower numbers are told."""
 BATCH = 4
+INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A family of worlds: how a seed's world is drawn, and what many of them check, inject and meet."""
+
+    name: str
+    draw: Callable[[int], Scenario]
+    catalogue: Catalogue
+
+
+COORDINATOR = Kind(
+    "coordinator",
+    draw_scripted,
+    Catalogue(INVARIANTS, frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}, FEATURES),
+)
+AGENTS = Kind(
+    "agents",
+    draw_agents,
+    Catalogue(
+        (*AGENT_INVARIANTS, *INVARIANTS),
+        frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
+        AGENT_FEATURES,
+    ),
+)
+KINDS = {kind.name: kind for kind in (COORDINATOR, AGENTS)}
+
+
+def played(scenario: Scenario, plant: str = "") -> Outcome:
+    """One scenario, with the bug of this name planted for as long as it is played."""
+    with planted(plant):
+        return play(scenario)
+
+
+def run_seed(seed: int, kind: Kind = COORDINATOR) -> Outcome:
+    """The world of a seed, played and judged."""
+    return play(kind.draw(seed))
 
 
 def explore(
@@ -35,7 +85,8 @@ def explore(
     """Play seeds until the first violation, all of them, or until `time_over`; the tally of the same seeds is the same whatever the number
     of jobs. Ctrl-C gives the tally after the seed in hand, a second one raises KeyboardInterrupt."""
     tally = Tally(kind.catalogue)
-    with noted_interrupts() as interrupted, closing(_in_order(kind, seeds, jobs, plant)) as outcomes:
+    in_order = _here(kind, seeds, plant) if jobs == 1 else _in_processes(kind, seeds, jobs, plant)
+    with noted_interrupts() as interrupted, closing(in_order) as outcomes:
         for outcome in outcomes:
             tally.add(outcome)
             progress(tally)
@@ -45,13 +96,9 @@ def explore(
     return tally
 
 
-def _in_order(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[Outcome, None, None]:
-    return _here(kind, seeds, plant) if jobs == 1 else _in_processes(kind, seeds, jobs, plant)
-
-
 def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[Outcome, None, None]:
     for seed in seeds:
-        yield played(kind, kind.draw(seed), plant)
+        yield played(kind.draw(seed), plant)
 
 
 def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[Outcome, None, None]:
@@ -77,3 +124,26 @@ def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
 
 def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came since the block began; a second one ends the program where it is. Beside the main thread it never did.
+
+    A KeyboardInterrupt would rise wherever the program is just then: in a simulated device it would be taken for what that device's own
+    code raised, and so for a violation."""
+    came = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        signal.signal(number, before)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, before)

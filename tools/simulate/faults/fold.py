@@ -1,6 +1,4 @@
-"""The journal folded: balances, floors, attempts, steps and λ. Knows the journal's format and the terms it was written under; shares no
-code with the ledger, reads none of its tables, and has its own arithmetic.
-"""
+"""The journal folded: balances, floors, attempts, steps and λ. It shares no code with the ledger and has its own arithmetic."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
+from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
-from tools.simulate.faults.verdict import Verdict
 
 Units = list[int]
 ZERO = [0, 0, 0]

@@ -1,16 +1,15 @@
-"""A scenario in a file, to be played again exactly. Knows JSON and the kinds of worlds; knows nothing of how they are played."""
+"""A scenario in a file, to be played again exactly."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from edge.core.errors import UsageError
-from tools.simulate.faults.kinds import KINDS, Kind
+from tools.simulate.faults.scenario import Scenario
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,36 +17,32 @@ class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written."""
 
     format: int
-    kind: str
     violates: list[str]
     plant: str
-    scenario: msgspec.Raw
-
-    @property
-    def world(self) -> Kind:
-        """The kind of world. Raises UsageError for an unknown one."""
-        if self.kind not in KINDS:
-            raise UsageError(f"{self.kind!r} is no kind of world", hint=f"one of {', '.join(KINDS)}")
-        return KINDS[self.kind]
+    scenario: Scenario
 
 
-def write_replay(path: Path, kind: Kind, scenario: Any, violates: frozenset[str], plant: str) -> None:
+class _Head(msgspec.Struct):
+    format: int
+
+
+def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant: str) -> None:
     """Write a scenario. Raises UsageError for a place that cannot be written."""
-    text = msgspec.json.format(msgspec.json.encode(scenario), indent=1)
-    replay = Replay(FORMAT, kind.name, sorted(violates), plant, msgspec.Raw(text))
+    replay = Replay(FORMAT, sorted(violates), plant, scenario)
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=1) + b"\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}", hint="choose another file with --write") from error
 
 
-def read_replay(path: Path) -> tuple[Replay, Any]:
-    """What a file says, and its scenario. Raises UsageError for one that cannot be read or is none."""
+def read_replay(path: Path) -> Replay:
+    """What a file says. Raises UsageError for one that cannot be read or is none."""
     try:
-        replay = msgspec.json.decode(path.read_bytes(), type=Replay)
-        if replay.format != FORMAT:
-            raise UsageError(f"{path}: format {replay.format}, this program reads {FORMAT}", hint="explore its seed again")
-        return replay, msgspec.json.decode(replay.scenario, type=replay.world.scenario)
+        text = path.read_bytes()
+        found = msgspec.json.decode(text, type=_Head).format
+        if found != FORMAT:
+            raise UsageError(f"{path}: format {found}, this program reads {FORMAT}", hint="explore its seed again")
+        return msgspec.json.decode(text, type=Replay)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint="explore writes such files") from error
     except msgspec.DecodeError as error:

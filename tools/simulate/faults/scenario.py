@@ -1,15 +1,22 @@
-"""What a seed stands for: how many devices, which terms, which faults and when. Knows how to draw them, not how they are run."""
+"""What a seed stands for: who is in the world, which terms hold, which faults happen and when.
+
+A world has scripted devices, which strain the coordinator, or real agents with their state folders; both kinds are drawn here.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from edge.core.rng import stream
-from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.faults.shrink import less, without_some
+from tools.simulate.faults.terms import LIMIT_FIELDS, NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.faults.upstream import ACTS
 from tools.simulate.virtual.clock import EPOCH
 
+T = TypeVar("T")
 FAULTS = (
     "kill",
     "kill_at",
@@ -21,22 +28,47 @@ FAULTS = (
     "disk_flaky",
     "disk_stalled",
     "cut",
-    "device_crash",
+    "crash",
     "clock_jump",
     "limits",
     "reload",
     "set_elsewhere",
     "disabled_elsewhere",
 )
+AGENT_FAULTS = (
+    "crash",
+    "crash_at",
+    "restart",
+    "device_clock_jump",
+    "cut",
+    "kill",
+    "kill_at",
+    "drain",
+    "clock_jump",
+    "upstream_down",
+    "disk_full",
+    "disk_eio",
+    "dial",
+    "cloud_paused",
+    "learning_paused",
+)
 DISK_FAILURES = ("disk_full", "disk_locked", "disk_eio", "disk_unsure", "disk_flaky")
 POINTS = ("before_reserve", "after_reserve", "answered", "settled", "before_close_step", "in_close_step", "closed")
+STEP_POINTS = ("collected", "updated", "checkpointed", "closed", "judged", "committed")
+CALL_POINTS = ("asked", "answered")
+AGENT_POINTS = STEP_POINTS + CALL_POINTS
+"""Places in a learning step, and around a call, at which an agent may die: before it is sent, and before its answer is kept."""
 DUAL_SCOPES = ("task", "global", "fleet", "fleet_all")
 BORDERS_S = {"hour": 2800.0, "day": 6400.0, "month": 1_388_800.0}  # from EPOCH to the next hour, day and month in UTC
+SCRIPTED_LAST_S = 30.0
+GROUP_SIZE = 4
+SICK_FAILURES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At `at` virtual seconds: a kind of FAULTS, for `for_s` seconds, with a word or number that says how; `terms` are those to be read."""
+    """At `at` virtual seconds: a kind of FAULTS or AGENT_FAULTS, for `for_s` seconds. `detail` and `amount` say how, or which device;
+    `terms` are those to be read."""
 
     at: float
     kind: str
@@ -47,50 +79,73 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """One real agent. `questions` come every `every_s` seconds on average; `steps`: how many each task has (0: it only answers).
+    `calls_limit` and `spend_limit_uusd` bound a day's learning."""
+
+    questions: int
+    every_s: float
+    steps: int
+    dial: float | None = None
+    calls_limit: int | None = None
+    spend_limit_uusd: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run of the world. `begins_s` is the calendar's distance from EPOCH at the start."""
+    """One world: scripted devices, real agents, or both. `begins_s` is the calendar's distance from EPOCH at the start. Faults and pauses
+    last for `lasts_s`, then everybody comes to an end. `steps` and `watched` concern scripted devices; `administered`: an administrator
+    sets limits and shuts scripted devices out."""
 
     seed: int
-    devices: int
     tasks: tuple[str, ...]
-    steps: int
     prompts: int
     slots: int
     max_queue: int
     terms: Terms
     begins_s: float
-    watched: bool
-    administered: bool
-    drop: float
-    duplicate: float
-    late: float
-    upstream_acts: dict[str, float]
-    upstream_duplicate: float
-    slow_s: float
-    faults: tuple[Fault, ...]
+    devices: int = 0
+    agents: tuple[AgentPlan, ...] = ()
+    steps: int = 0
+    group_size: int = GROUP_SIZE
+    lasts_s: float = SCRIPTED_LAST_S
+    watched: bool = False
+    administered: bool = False
+    slow_disk: bool = False
+    drop: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
     reorder: float = 0.0
+    upstream_acts: dict[str, float] = field(default_factory=dict)
+    upstream_duplicate: float = 0.0
+    slow_s: float = 0.5
+    faults: tuple[Fault, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is special about it, by names of FEATURES."""
-        found = {f"scenario of scope {task.scope}" for task in self.terms.tasks.values()}
-        found |= {f"scenario with answer cache {task.answer_cache}" for task in self.terms.tasks.values()}
-        found |= {"scenario without step credit" for task in self.terms.tasks.values() if task.credit_factor is None}
-        found |= {"scenario with a schedule of τ" for task in self.terms.tasks.values() if task.schedule}
+        """What is special about it, by names of FEATURES and AGENT_FEATURES."""
+        terms, agents = self.terms, self.agents
+        found = {f"scenario of scope {task.scope}" for task in terms.tasks.values()}
+        found |= {f"scenario with answer cache {task.answer_cache}" for task in terms.tasks.values()}
+        found |= {"scenario without step credit" for task in terms.tasks.values() if task.credit_factor is None}
+        found |= {"scenario with a schedule of τ" for task in terms.tasks.values() if task.schedule}
         held = {
-            "scenario without an answer cache": not self.terms.answers_cached,
-            "scenario with floors": self.terms.floor_ppm > 0,
-            "scenario with windows": bool(self.terms.windows),
-            "scenario with rate limits": (self.terms.device_rate or self.terms.fleet_rate) is not None,
+            "scenario without an answer cache": not terms.answers_cached,
+            "scenario with floors": terms.floor_ppm > 0,
+            "scenario with windows": bool(terms.windows),
+            "scenario with rate limits": (terms.device_rate or terms.fleet_rate) is not None,
             "scenario with two tasks": len(self.tasks) > 1,
             "scenario with watchers": self.watched,
             "scenario with an administrator": self.administered,
             "scenario with a sick disk": sum(fault.kind in DISK_FAILURES for fault in self.faults) >= SICK_FAILURES,
+            "agent with a dial": any(agent.dial is not None for agent in agents),
+            "agent with a daily limit of calls": any(agent.calls_limit is not None for agent in agents),
+            "agent with a daily limit of spend": any(agent.spend_limit_uusd is not None for agent in agents),
+            "agent that only answers": any(not agent.steps for agent in agents),
         }
         return tuple(sorted(found | {name for name, holds in held.items() if holds}))
 
 
-SICK_FAILURES = 4
 SCENARIOS = frozenset(
     {
         *(f"scenario of scope {scope}" for scope in DUAL_SCOPES),
@@ -107,9 +162,7 @@ SCENARIOS = frozenset(
         "scenario with a sick disk",
     }
 )
-MESSAGES = frozenset(
-    {"message dropped", "message duplicated", "message late", "message held for a later one", "message overtaken"}
-)
+MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
 FEATURES = (
     SCENARIOS
     | MESSAGES
@@ -151,10 +204,31 @@ FEATURES = (
         "reload of a running coordinator",
     }
 )
+AGENT_FEATURES = MESSAGES | {
+    "agent with a dial",
+    "agent with a daily limit of calls",
+    "agent with a daily limit of spend",
+    "agent that only answers",
+    "scenario with two tasks",
+    "answer local",
+    "answer cloud",
+    "answer local-fallback",
+    "answer refused",
+    "answer left by its person",
+    "answer cut by a crash",
+    "record of a call whose reply was lost",
+    "step reported",
+    "cut step finished after a crash",
+    "step reported out of the outbox",
+    "training call in the purse",
+    "training call that was not settled",
+    "learning call refused by the day's budget",
+    *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
+}
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+def draw_scripted(seed: int) -> Scenario:
+    """The world of scripted devices that a seed stands for."""
     rng = stream(seed, "scenario")
     calm = rng.random() < 0.2
     trouble = 0.0 if calm else rng.choice([0.02, 0.1, 0.3])
@@ -163,6 +237,7 @@ def draw(seed: int) -> Scenario:
     terms = _terms(rng, tasks, begins_s)
     return Scenario(
         seed=seed,
+        slow_disk=seed % 3 == 0,
         devices=rng.randint(1, 3),
         tasks=tasks,
         steps=rng.choice([1, 2, 2, 4]),
@@ -278,8 +353,6 @@ def lowered(terms: Terms, share: float) -> Terms:
 
 
 def _acts(rng: random.Random, trouble: float) -> dict[str, float]:
-    from tools.simulate.faults.upstream import ACTS
-
     acts = rng.sample(ACTS[1:], rng.randint(1, 4))
     return {act: trouble / len(acts) for act in acts}
 
@@ -310,7 +383,7 @@ def _fault(rng: random.Random, kind: str) -> Fault:
     details: dict[str, Callable[[], Fault]] = {
         "kill_at": lambda: Fault(at * 0.5, kind, for_s * 0.3, rng.choice(POINTS), rng.randint(1, 3)),
         "clock_jump": lambda: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0, 40.0])),
-        "device_crash": lambda: Fault(at, kind, for_s * 0.5, "", rng.randrange(3)),
+        "crash": lambda: Fault(at, kind, for_s * 0.5, "", rng.randrange(3)),
         "cut": lambda: Fault(at, kind, for_s, "", rng.randrange(3)),
         "drain": lambda: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
         "limits": lambda: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
@@ -319,3 +392,200 @@ def _fault(rng: random.Random, kind: str) -> Fault:
         "disabled_elsewhere": lambda: Fault(at * 0.5, kind, for_s * 0.2, "", rng.randrange(3)),
     }
     return details.get(kind, lambda: Fault(at, kind, for_s))()
+
+
+def draw_agents(seed: int) -> Scenario:
+    """The world of real agents that a seed stands for."""
+    rng = stream(seed, "agents")
+    calm = rng.random() < 0.15
+    trouble = 0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.25])
+    tasks = ("math", "code") if rng.random() < 0.25 else ("math",)
+    lasts_s = rng.choice([120.0, 600.0, 3600.0])
+    acts = rng.sample(ACTS[1:], rng.randint(1, 4))
+    return Scenario(
+        seed=seed,
+        agents=tuple(_agent(rng, lasts_s) for _ in range(rng.randint(1, 3))),
+        tasks=tasks,
+        lasts_s=lasts_s,
+        prompts=rng.randint(1, 3),
+        group_size=rng.choice([2, 4]),
+        slots=rng.randint(1, 4),
+        max_queue=rng.choice([0, 8]),
+        terms=_agent_terms(rng, tasks),
+        begins_s=rng.choice([0.0, *(border - rng.uniform(1.0, lasts_s) for border in BORDERS_S.values())]),
+        drop=trouble * rng.random(),
+        duplicate=trouble * rng.random(),
+        late=trouble * rng.random(),
+        reorder=trouble * rng.random(),
+        upstream_acts={act: trouble / len(acts) for act in acts},
+        upstream_duplicate=trouble,
+        slow_s=rng.choice([0.5, 2.0, 8.0]),
+        faults=() if calm else tuple(_agent_faults(rng, lasts_s)),
+    )
+
+
+def _agent(rng: random.Random, lasts_s: float) -> AgentPlan:
+    questions = rng.choice([0, 4, 12, 30])
+    return AgentPlan(
+        questions=questions,
+        every_s=lasts_s / (questions + 1),
+        steps=rng.choice([0, 2, 4, 8]) if questions else rng.choice([2, 4, 8]),
+        dial=rng.choice([None, 0.2, 0.7]),
+        calls_limit=rng.choice([None, None, 2, 6]),
+        spend_limit_uusd=rng.choice([None, None, 60, 400]),
+    )
+
+
+def _agent_terms(rng: random.Random, tasks: tuple[str, ...]) -> Terms:
+    windows = {scope: rng.choice(["day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
+    return Terms(
+        tasks={task: _agent_task(rng) for task in tasks},
+        caps={"fleet": _agent_caps(rng, 60), "device": _agent_caps(rng, 30)},
+        windows=windows if rng.random() < 0.25 else {},
+        answers_cached=rng.random() < 0.8,
+    )
+
+
+def _agent_task(rng: random.Random) -> TaskTerms:
+    return TaskTerms(
+        scope=rng.choice(["task", "task", "global", "fleet"]),
+        target_rate=rng.choice([0.3, 0.7]),
+        rate_from_device=rng.random() < 0.6,
+        dual_init=rng.choice([0.0, 0.5]),
+        dual_lr=rng.choice([0.01, 0.3]),
+        credit_factor=rng.choice([None, 1.0, 2.0]),
+        answer_cache=rng.choice(["off", "device", "fleet"]),
+    )
+
+
+def _agent_caps(rng: random.Random, most: int) -> Caps:
+    def cap(unit: int) -> int | None:
+        return rng.randint(1, most) * unit if rng.random() < 0.2 else None
+
+    return (cap(1), cap(48), cap(56))
+
+
+def _agent_faults(rng: random.Random, lasts_s: float) -> list[Fault]:
+    faults = [_agent_fault(rng, rng.choice(AGENT_FAULTS), lasts_s) for _ in range(rng.randint(0, 6))]
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+def _agent_fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
+    at, for_s = rng.uniform(0.0, lasts_s), rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
+    whose = rng.randrange(3)
+    drawn: dict[str, Callable[[], Fault]] = {
+        "crash_at": lambda: Fault(0.7 * at, kind, for_s, rng.choice(AGENT_POINTS), whose),
+        "device_clock_jump": lambda: Fault(at, kind, 0.0, rng.choice(["-90000", "-30", "30", "4000", "90000"]), whose),
+        "clock_jump": lambda: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0])),
+        "kill_at": lambda: Fault(at, kind, for_s * 0.2, rng.choice(POINTS), rng.randint(1, 3)),
+        "drain": lambda: Fault(at, kind, for_s * 0.2, "", rng.choice([0.0, 0.2, 2.0])),
+        "disk_full": lambda: Fault(at, kind, min(for_s, 10.0)),
+        "disk_eio": lambda: Fault(at, kind, min(for_s, 10.0)),
+        "dial": lambda: Fault(at, kind, 0.0, rng.choice(["", "0.1", "0.5"]), whose),
+    }
+    return drawn.get(kind, lambda: Fault(at, kind, for_s, "", whose))()
+
+
+def smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios with less in them: first what takes away most."""
+    for faults in without_some(scenario.faults):
+        yield replace(scenario, faults=faults)
+    one = 1 if scenario.devices and not scenario.agents else 0
+    for devices in less(scenario.devices, one):
+        yield replace(scenario, devices=devices)
+    for count in less(len(scenario.agents), 0 if scenario.devices else 1):
+        yield replace(scenario, agents=scenario.agents[:count])
+    for place, agent in enumerate(scenario.agents):
+        for fewer in _smaller_agent(agent):
+            yield replace(scenario, agents=(*scenario.agents[:place], fewer, *scenario.agents[place + 1 :]))
+    for steps in less(scenario.steps, 0):
+        yield replace(scenario, steps=steps)
+    for prompts in less(scenario.prompts, 1):
+        yield replace(scenario, prompts=prompts)
+    for task in scenario.tasks if len(scenario.tasks) > 1 else ():
+        yield replace(scenario, tasks=(task,))
+    for acts in without_some(tuple(scenario.upstream_acts.items())):
+        yield replace(scenario, upstream_acts=dict(acts))
+    for name in (*_MESSAGE_FAULTS, "upstream_duplicate", "watched", "administered", "slow_disk"):
+        if getattr(scenario, name):
+            yield _with(scenario, name, type(getattr(scenario, name))())
+    for terms in _plainer(scenario.terms):
+        yield replace(scenario, terms=terms)
+
+
+def _smaller_agent(agent: AgentPlan) -> Iterator[AgentPlan]:
+    for questions in less(agent.questions, 0):
+        yield replace(agent, questions=questions)
+    for steps in less(agent.steps, 0):
+        yield replace(agent, steps=steps)
+    for name in ("dial", "calls_limit", "spend_limit_uusd"):
+        if getattr(agent, name) is not None:
+            yield _with(agent, name, None)
+
+
+def _plainer(terms: Terms) -> Iterator[Terms]:
+    for scope in terms.caps:
+        if terms.caps[scope] != NO_CAPS:
+            yield replace(terms, caps={**terms.caps, scope: NO_CAPS})
+    for name, value in {"windows": {}, "floor_ppm": 0, "device_rate": None, "fleet_rate": None}.items():
+        if getattr(terms, name) != value:
+            yield _with(terms, name, value)
+    for task, held in terms.tasks.items():
+        if held.schedule:
+            yield replace(terms, tasks={**terms.tasks, task: replace(held, schedule=())})
+
+
+def _with(value: T, name: str, part: object) -> T:
+    """A frozen value with another part of this name."""
+    changes: dict[str, Any] = {name: part}
+    return replace(value, **changes)  # type: ignore[type-var]
+
+
+def words(scenario: Scenario) -> list[str]:
+    """A scenario for a person, a line for each kind of thing in it."""
+    lines, tasks, prompts = [], " and ".join(scenario.tasks), counted(scenario.prompts, "prompt")
+    if scenario.devices:
+        beside = [name for name in ("watched", "administered") if getattr(scenario, name)]
+        script = f"{counted(scenario.devices, 'device')}, {counted(scenario.steps, 'step')} each of {tasks}, {prompts} a step"
+        lines.append(", ".join([script, *beside]))
+    if scenario.agents:
+        size = counted(scenario.group_size, "response")
+        lines.append(
+            f"{counted(len(scenario.agents), 'agent')}, {tasks}, {prompts} a step of {size} each, {scenario.lasts_s:g} s"
+        )
+        lines += [_agent_words(number, agent) for number, agent in enumerate(scenario.agents)]
+    caps = [
+        f"{scope} {name} {cap}"
+        for scope, held in scenario.terms.caps.items()
+        for name, cap in zip(LIMIT_FIELDS, held, strict=True)
+        if cap is not None
+    ]
+    lines += [f"limits: {', '.join(caps)}"] if caps else []
+    lines.append(f"the cloud answers within {scenario.slow_s:g} s")
+    lines += _shares("messages", {said: getattr(scenario, name) for name, said in _MESSAGE_FAULTS.items()})
+    lines += _shares("upstream", {**scenario.upstream_acts, "asked twice": scenario.upstream_duplicate})
+    return lines + ([_fault_words(fault) for fault in scenario.faults] or ["no faults beyond these"])
+
+
+_MESSAGE_FAULTS = {"drop": "dropped", "duplicate": "sent twice", "late": "late", "reorder": "overtaken"}
+
+
+def _agent_words(number: int, agent: AgentPlan) -> str:
+    limits = {"dial": agent.dial, "learning's calls a day": agent.calls_limit, "learning's uUSD a day": agent.spend_limit_uusd}
+    told = "".join(f", {name} {value:g}" for name, value in limits.items() if value is not None)
+    return f"agent-{number}: {counted(agent.questions, 'question')}, {counted(agent.steps, 'step')} a task{told}"
+
+
+def _shares(about: str, shares: dict[str, float]) -> list[str]:
+    told = [f"{100 * share:.1f} % {name}" for name, share in shares.items() if share]
+    return [f"{about}: {', '.join(told)}"] if told else []
+
+
+def _fault_words(fault: Fault) -> str:
+    detail, amount = f" {fault.detail}" if fault.detail else "", f" {fault.amount:g}" if fault.amount else ""
+    return f"at {fault.at:.2f} s {fault.kind}{detail}{amount}" + (f" for {fault.for_s:.2f} s" if fault.for_s else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """1 device, 2 devices."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

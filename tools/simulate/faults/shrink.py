@@ -1,5 +1,4 @@
-"""A scenario made smaller for as long as it still violates. Knows that some scenarios are smaller than others; knows nothing of what is in
-them."""
+"""A scenario made smaller for as long as it still violates."""
 
 from __future__ import annotations
 

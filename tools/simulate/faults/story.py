@@ -1,4 +1,4 @@
-"""The part of what happened that a violation is about. Knows the words of violations and of told lines; knows nothing of invariants."""
+"""The part of what happened that a violation is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms that a simulated coordinator is held to, and since when. Knows what an operator may set; knows nothing of how it is enforced.
+"""The terms that a simulated coordinator is held to, and since when.
 
 World and checker both read them: the one makes a configuration of them, the other expects what they say of the journal.
 """

@@ -1,4 +1,4 @@
-"""A cloud LLM that misbehaves, with a log of its own. Knows what it was asked, what it did and what it said; knows nothing of budgets.
+"""A cloud LLM that misbehaves, with a log of its own.
 
 It stands outside of the coordinator and lives on when that one dies. Its log is one of the three that the checker reads.
 """

@@ -1,19 +1,20 @@
-"""One seed from beginning to verdict: devices, network, coordinator, disk and upstream in virtual time, faults, healing, the checker.
-Knows the order of things; knows nothing of how a part works inside.
+"""One seed from beginning to verdict: devices and agents, network, coordinator, disk and upstream in virtual time, faults, healing, the
+checkers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
-import logging
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from coordinator import failpoints
 from coordinator.config import (
@@ -32,216 +33,202 @@ from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import SimulatedAdministrator
+from tools.simulate.faults.agent_checker import AgentSeen, Kept
+from tools.simulate.faults.agent_device import LOOK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import (
-    MAX_OUTPUT_TOKENS,
-    POLICY,
-    WISHED_RATE,
-    DeviceEvent,
-    Notebook,
-    SimulatedClient,
-    SimulatedDevice,
-    last_questions,
-)
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Notebook, ScriptedMember, Surroundings, last_questions
 from tools.simulate.faults.fold import Rules
-from tools.simulate.faults.outcome import Outcome
-from tools.simulate.faults.scenario import Fault, Scenario, draw
+from tools.simulate.faults.outcome import Outcome, Verdict
+from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.faults.verdict import Verdict
 from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
-from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, Traffic
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, quiet_finalisers, quiet_logs
+from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
+SHM = Path("/dev/shm")
 LATE_WORD_S = 15.0
 """What an administrator sent before everything healed has come by then, or never comes."""
-HORIZON_S = 30.0
-REST_S = 120.0
+REST_S, AGENTS_REST_S = 120.0, 3600.0
 """For what is left once everything has healed: a rate of 30 calls a minute for all devices makes each of their last calls wait its turn."""
 DEADLINE_S = 6.0
 LEASE_MARGIN_S = 3.0
 SWEEP_S = 1.0
 LIMIT_S = 400.0
 SLOW_SYNC_S = (0.01, 0.1)
-"""Of every third disk, on which batches gather while others are written."""
-HEARTBEAT_S = 4.0
+"""Of a slow disk, on which batches gather while others are written."""
+HEARTBEAT_S, AGENTS_HEARTBEAT_S = 4.0, 60.0
+LOOK_AT_SCRIPTS_S = 0.5
 OUTAGES = ("full", "locked", "eio")
+OF_DEVICES = frozenset(
+    {"cut", "crash", "crash_at", "restart", "device_clock_jump", "dial", "cloud_paused", "learning_paused", "upstream_down"}
+)
+"""Faults that hold up no lease of the coordinator's."""
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
 
 
-@dataclass(slots=True)
-class _Device:
+class Member(Protocol):
+    """A device or agent of the world. `rests`: nothing is left to do but what waits for the end of the faults; `done`: nothing at all;
+    `invariant`: what its `leftovers` violate."""
+
     name: str
-    notebook: Notebook
-    faults: LinkFaults
-    host: Host | None = None
-    watching: asyncio.Task[None] | None = None
+    link: LinkFaults
+    leftovers: list[str]
+    invariant: str
+
+    @property
+    def notebook(self) -> Notebook: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def rests(self) -> bool: ...
+    @property
+    def done(self) -> bool: ...
+    def boot(self) -> None: ...
+    async def suffer(self, fault: Fault) -> None: ...
+    def heal(self) -> None: ...
+    async def resume(self) -> None: ...
 
 
 class World:
-    """The parts of one seed."""
+    """The parts of one seed. `folder`: for the agents' state folders."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        seed = scenario.seed
         self.scenario = scenario
-        self.loop = SeededLoop(scenario.seed)
+        self.loop = SeededLoop(seed, inline_executor=bool(scenario.agents))
         self.clock = VirtualClock(self.loop, scenario.begins_s)
-        self.network = Network(self.loop, stream(scenario.seed, "network"))
-        self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
-        if scenario.seed % 3 == 0:
+        self.network = Network(self.loop, stream(seed, "network"))
+        self.disk = Disk(self.loop, stream(seed, "disk"))
+        if scenario.slow_disk:
             self.disk.sync_s = SLOW_SYNC_S
-        mood = UpstreamMood(dict(scenario.upstream_acts), scenario.upstream_duplicate, scenario.slow_s)
-        self.upstream = SimulatedUpstream(self.loop, stream(scenario.seed, "upstream"), mood)
+        self._mood = UpstreamMood(dict(scenario.upstream_acts), scenario.upstream_duplicate, scenario.slow_s)
+        self.upstream = SimulatedUpstream(self.loop, stream(seed, "upstream"), self._mood)
         self.terms = [(float("-inf"), scenario.terms)]
-        self.site = Site(
-            self.loop,
-            self.disk,
-            self.network,
-            self.upstream,
-            self.clock,
-            coordinator_config(scenario.terms),
-            scenario.slots,
-            scenario.max_queue,
-        )
+        config, slots, max_queue = self._config(scenario.terms), scenario.slots, scenario.max_queue
+        self.site = Site(self.loop, self.disk, self.network, self.upstream, self.clock, config, slots, max_queue)
+        self.around = Surroundings(scenario, self.loop, self.network, self.site)
         names = tuple(f"d{number}" for number in range(scenario.devices))
-        self.devices = tuple(_Device(name, Notebook(), self._link()) for name in names)
-        self.log: list[DeviceEvent] = []
-        self.story: list[tuple[float, str]] = []
-        self.injected: Counter[str] = Counter()
+        self.devices = [ScriptedMember(name, tuple(each for each in names if each != name), self.around) for name in names]
+        self.agents = [AgentMember(number, self.around, folder) for number in range(len(scenario.agents))]
+        self.members: list[Member] = [*self.devices, *self.agents]
         self.met: Counter[str] = Counter()
         self.outages: list[tuple[float, float]] = []
         self.leftovers: list[str] = []
         self._armed: dict[str, int] = {}
-        self._admin_link = self._link()
+        self._admin_link = self.around.link()
         self._administrator: Host | None = None
-
-    def _link(self) -> LinkFaults:
-        scenario = self.scenario
-        return LinkFaults(drop=scenario.drop, duplicate=scenario.duplicate, late=scenario.late, reorder=scenario.reorder)
+        self._kept: dict[str, Kept] = {}
+        self._rest_s, self._look_s = (AGENTS_REST_S, LOOK_S) if self.agents else (REST_S, LOOK_AT_SCRIPTS_S)
 
     def run(self) -> Outcome:
         """Play it through. A world that hangs is a violation too."""
-        verdict = Verdict()
+        verdict, loop = Verdict(), self.loop
         with quiet_logs(), failpoints.hooked(self._reached):
             try:
-                self.loop.run_until_complete(self._play(), LIMIT_S)
+                loop.run_until_complete(self._play(), LIMIT_S + self.scenario.lasts_s + 2 * self._rest_s)
             except Deadlock as error:
                 verdict.check("I11", False, f"it hangs: {error}")
-            verdict = self._judge(verdict)
-        outcome = Outcome(
-            self.scenario.seed, verdict, self._digest(), self.loop.steps, self.loop.time(), self.injected, self._told()
-        )
-        self.loop.close()
+            self._judge(verdict)
+        injected = self.around.injected
+        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), injected, self._told())
+        for agent in self.agents:
+            agent.close()
+        with quiet_finalisers():
+            loop.close()
+            if self.agents:
+                gc.collect()  # generators of the dead that stand in no task
         return outcome
 
     # playing -------------------------------------------------------------------------------------------------------------------
 
     async def _play(self) -> None:
         self.site.start()
-        for device in self.devices:
-            self._boot(device)
-        self._let_administer()
-        chaos = self.loop.create_task(self._chaos(), name="chaos")
-        await self._until_done(HORIZON_S)
-        await chaos
-        await self._heal()
-        await self._end()
-
-    def _boot(self, device: _Device) -> None:
-        scenario, note = self.scenario, device.notebook
-        note.lives += 1
-        device.host = Host(f"{device.name} life {note.lives}", self.loop)
-        others = tuple(other.name for other in self.devices if other is not device)
-        rng = stream(scenario.seed, "device", device.name, note.lives)
-        client = self._client(device, note.lives, POLICY)
-        living = SimulatedDevice(
-            device.name, others, note, self.log, client, rng, scenario.steps, scenario.prompts, tasks=scenario.tasks
-        )
-        device.host.spawn(living.live(), "life")
-        if scenario.watched:
-            device.watching = device.host.spawn(living.watch(), "watch")
-
-    def _let_administer(self) -> None:
+        for member in self.members:
+            member.boot()
         if self.scenario.administered:
             self._administrator = Host("administrator", self.loop)
             self._administrator.spawn(self._new_administrator().work(8), "work")
+        chaos = self.loop.create_task(self._chaos(), name="chaos")
+        lasts_s = self.scenario.lasts_s
+        await self.around.until(lambda: all(member.rests for member in self.members), lasts_s, self._look_s)
+        await chaos
+        await self._heal()
+        await self._last_lives()
+        await self._end()
 
     def _new_administrator(self) -> SimulatedAdministrator:
         channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
-        names = tuple(device.name for device in self.devices)
-        return SimulatedAdministrator(channel, self.log, stream(self.scenario.seed, "administrator"), names)
-
-    def _client(self, device: _Device, seed: int, policy: ClientPolicy) -> SimulatedClient:
-        channel = SimulatedChannel(self.network, lambda: self.site.endpoint, device.faults)
-        return SimulatedClient(channel, device.name, policy, seed)
-
-    async def _until_done(self, horizon_s: float) -> None:
-        while self.loop.time() < horizon_s and not all(device.notebook.done for device in self.devices):  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
+        rng, names = stream(self.scenario.seed, "administrator"), tuple(device.name for device in self.devices)
+        return SimulatedAdministrator(channel, self.around.log, rng, names)
 
     async def _chaos(self) -> None:
         undoing: list[asyncio.Task[None]] = []
         for fault in self.scenario.faults:
             await asyncio.sleep(max(0.0, fault.at - self.loop.time()))
-            self.injected[fault.kind] += 1
-            self._tell(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
+            self.around.injected[fault.kind] += 1
+            self.around.tell(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
             undoing.append(self.loop.create_task(self._inject(fault), name=f"fault {fault.kind}"))
         for task in undoing:
             await task
 
     async def _inject(self, fault: Fault) -> None:
+        member = self.members[int(fault.amount) % len(self.members)]
         match fault.kind:
             case "kill":
                 await self._kill_for(fault.for_s)
-            case "drain":
-                await self._drain(fault.amount)
+            case "drain":  # a stop in good order; it may be killed, or its disk fail, while it stops
+                draining = self.site.stop(fault.amount)
+                if draining is not None:
+                    await asyncio.wait([draining], timeout=fault.amount + LEASE_MARGIN_S + 2.0)
                 await self._kill_for(fault.for_s)
             case "kill_at":
                 self._armed[fault.detail] = int(fault.amount)
-            case _ if fault.kind.startswith("disk_"):
-                await self._disk_for(fault.kind.removeprefix("disk_"), fault.for_s)
             case "cut":
-                await self._cut_for(self.devices[int(fault.amount) % len(self.devices)], fault.for_s)
-            case "device_crash":
-                await self._crash_device(self.devices[int(fault.amount) % len(self.devices)], fault.for_s)
+                member.link.cut = True
+                await asyncio.sleep(fault.for_s)
+                member.link.cut = False
             case "clock_jump":
                 self.clock.jump(fault.amount)
+            case "upstream_down":
+                self.upstream.mood = UpstreamMood({"refuse": 1.0})
+                await asyncio.sleep(fault.for_s)
+                self.upstream.mood = self._mood
             case "reload":
                 self._reload(fault)
-            case "set_elsewhere":
-                changes = {"calls_limit": int(fault.amount)}
-                self.site.elsewhere(lambda store: store.set_limits(fault.detail, changes, self.clock.now()))
-            case "disabled_elsewhere":
-                name = self.devices[int(fault.amount) % len(self.devices)].name
-                self.site.elsewhere(lambda store: store.set_device_disabled(name, True, self.clock.now()))
-                await asyncio.sleep(fault.for_s)
-                self.site.elsewhere(lambda store: store.set_device_disabled(name, False, self.clock.now()))
             case "limits":
                 self.site.kill()
                 self._reload(fault)
                 await self._kill_for(fault.for_s)
+            case "set_elsewhere":
+                changes = {"calls_limit": int(fault.amount)}
+                self.site.elsewhere(lambda store: store.set_limits(fault.detail, changes, self.clock.now()))
+            case "disabled_elsewhere":
+                self.site.elsewhere(lambda store: store.set_device_disabled(member.name, True, self.clock.now()))
+                await asyncio.sleep(fault.for_s)
+                self.site.elsewhere(lambda store: store.set_device_disabled(member.name, False, self.clock.now()))
+            case kind if kind.startswith("disk_"):
+                await self._disk_for(kind.removeprefix("disk_"), fault.for_s)
+            case _:
+                await member.suffer(fault)
 
     def _reload(self, fault: Fault) -> None:
         assert fault.terms is not None
         self.terms.append((self.loop.time(), fault.terms))
-        if self.site.reload(coordinator_config(fault.terms)):
+        if self.site.reload(self._config(fault.terms)):
             self.met["reload of a running coordinator"] += 1
-            self._tell("configuration read again")
+            self.around.tell("configuration read again")
+
+    def _config(self, terms: Terms) -> CoordinatorConfig:
+        return coordinator_config(terms, AGENTS_HEARTBEAT_S if self.scenario.agents else HEARTBEAT_S)
 
     async def _kill_for(self, seconds: float) -> None:
-        self._tell("coordinator killed")
+        self.around.tell("coordinator killed")
         self.site.kill()
         await asyncio.sleep(seconds)
-        if self.site.host is None:
-            self._tell("coordinator started")
-            self.site.start()
-
-    async def _drain(self, grace_s: float) -> None:
-        """Stop it in good order; it may be killed, or its disk fail, while it stops."""
-        draining = self.site.stop(grace_s)
-        if draining is not None:
-            await asyncio.wait([draining], timeout=grace_s + LEASE_MARGIN_S + 2.0)
+        self._restart()
 
     async def _disk_for(self, condition: str, seconds: float) -> None:
         self.disk.condition, start = condition, self.loop.time()
@@ -250,18 +237,6 @@ class World:
             self.outages.append((start, self.loop.time()))
         self.disk.condition = "ok"
 
-    async def _cut_for(self, device: _Device, seconds: float) -> None:
-        device.faults.cut = True
-        await asyncio.sleep(seconds)
-        device.faults.cut = False
-
-    async def _crash_device(self, device: _Device, seconds: float) -> None:
-        if device.notebook.done or device.host is None or not device.host.alive:
-            return
-        device.host.die()
-        await asyncio.sleep(seconds)
-        self._boot(device)
-
     def _reached(self, point: str) -> None:
         """A failpoint was passed: the coordinator may be armed to die there."""
         left = self._armed.get(point, 0)
@@ -269,37 +244,42 @@ class World:
             return
         self._armed[point] = left - 1
         if left == 1 and self.site.host is not None:
-            self.injected[f"killed at {point}"] += 1
-            self._tell(f"coordinator killed at {point}")
+            self.around.injected[f"killed at {point}"] += 1
+            self.around.tell(f"coordinator killed at {point}")
             self.site.kill()
             self.network.later(1.0, self._restart)
 
     def _restart(self) -> None:
         if self.site.host is None:
+            self.around.tell("coordinator started")
             self.site.start()
 
+    # the end -------------------------------------------------------------------------------------------------------------------
+
     async def _heal(self) -> None:
-        """No fault any more; wait until every lease that can be open is over."""
-        self._tell("healed")
+        """No fault any more; everybody comes to the end of what was planned."""
+        self.around.tell("healed")
         self._armed.clear()
         self.disk.condition = "ok"
         self.upstream.mood = UpstreamMood({})
         if self._administrator is not None:
             self._administrator.die()
-        for faults in (self._admin_link, *(device.faults for device in self.devices)):
-            faults.drop = faults.duplicate = faults.late = faults.reorder = 0.0
-            faults.cut = False
+        self._admin_link.heal()
+        for member in self.members:
+            member.heal()
         self._restart()
-        if self._administrator is not None or self.injected["disabled_elsewhere"]:
+        if self._administrator is not None or self.around.injected["disabled_elsewhere"]:
             await self._let_in()
             await asyncio.sleep(LATE_WORD_S)
             await self._let_in()
-        await self._until_done(self.loop.time() + REST_S)
-        for device in self.devices:
-            if device.host is not None and not device.notebook.done:
-                self.leftovers.append(f"{device.name} did not come to the end of its steps")
-        patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")
-        await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
+        await self.around.until(lambda: all(member.up for member in self.members), SETTLE_S, self._look_s)
+        for member in self.members:
+            await member.resume()
+        await self.around.until(lambda: all(member.done for member in self.members), self._rest_s, self._look_s)
+        for member in self.members:
+            if not member.done:
+                waits = "; ".join(line.strip() for line in self.loop.who_waits().splitlines() if member.name in line)
+                member.leftovers.append(f"{member.name} did not come to the end of its steps: {waits}")
 
     async def _let_in(self) -> None:
         """Devices that are shut out could not come to an end."""
@@ -307,10 +287,25 @@ class World:
             await asyncio.sleep(0.5)
         await self._new_administrator().let_all_in()
 
+    async def _last_lives(self) -> None:
+        """Agents live once more, to hand in what waits and to learn how calls ended; then their folders are read."""
+        for agent in self.agents:
+            await agent.stop()
+        for agent in self.agents:
+            agent.boot(asked=False)
+        await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._look_s)
+        for agent in self.agents:
+            await agent.stop()
+            with agent.opened() as state:
+                self._kept[agent.name] = Kept.read(state, self.scenario.tasks)
+
     async def _end(self) -> None:
-        for device in self.devices:
-            client = self._client(device, 0, PATIENT)
-            await last_questions(device.name, device.notebook, self.log, client, self.scenario.tasks)
+        """Wait until every lease that can be open is over, ask what became of everything, and stop."""
+        patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")
+        await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
+        for member in self.members:
+            client = SimulatedClient(self.around.channel(member.link), member.name, PATIENT, 0)
+            await last_questions(member.name, member.notebook, self.around.log, client, self.scenario.tasks)
         if self.scenario.administered:
             await self._new_administrator().last_questions()
         watching = [device.watching for device in self.devices if device.watching is not None]
@@ -331,47 +326,48 @@ class World:
 
     # judging -------------------------------------------------------------------------------------------------------------------
 
-    def _judge(self, verdict: Verdict) -> Verdict:
+    def _judge(self, verdict: Verdict) -> None:
         entries = [json.loads(entry.to_json()) for entry in self.disk.tables.journal]
         durable = [*self.disk.durable_at, *[float("inf")] * (len(entries) - len(self.disk.durable_at))]
         disk = DiskLog(durable, self.outages, frozenset(self.disk.unsure))
-        found = check(entries, self.upstream.log, self.log, self._rules(), disk)
-        verdict.checks.update(found.checks)
-        verdict.met.update(found.met)
-        verdict.met.update(self.scenario.features)
-        verdict.met.update(self.met)
-        verdict.met.update(messages_met(self.network.traffic))
-        for event in self.log:
+        agents = [
+            AgentSeen(each.name, self.scenario, each.number, each.notes, each.dial_since, self._kept.get(each.name))
+            for each in self.agents
+        ]
+        check(entries, self.upstream.log, self.around.log, self._rules(), disk, agents, verdict)
+        verdict.met.update([*self.scenario.features, *self.met.elements()])
+        verdict.met.update({f"message {what}": count for what, count in asdict(self.network.traffic).items()})
+        for event in self.around.log:
             verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} was told INTERNAL of {event.what} {event.key}")
             verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
-        verdict.violations += found.violations
+        for member in self.members:
+            verdict.check(member.invariant, not member.leftovers, f"left over: {', '.join(member.leftovers[:5])}")
         verdict.check("I14", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
         verdict.check("I14", not self.loop.complaints, f"asyncio complains: {self.loop.complaints[:3]}")
         report = verify(self.disk.tables)
         verdict.check("I2", report.ok, f"verify finds {report.difference_count} differences: {report.differences[:3]}")
-        return verdict
 
     def _rules(self) -> Rules:
         faults = self.scenario.faults
-        slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + sum(abs(fault.amount) + fault.for_s + 2.0 for fault in faults)
+        shaken_s = sum(abs(fault.amount) + fault.for_s + 2.0 for fault in faults if fault.kind not in OF_DEVICES)
+        slack_s = 2 * SWEEP_S + LEASE_MARGIN_S + 5.0 + shaken_s
         stalled = any(fault.kind == "disk_stalled" for fault in faults)
         history = History(self.terms, slack_s=8.0 if stalled else 1.0)
         return Rules(history, round(1000 * slack_s), WISHED_RATE, (INPUT_BOUND, MAX_OUTPUT_TOKENS))
 
     def _digest(self) -> str:
-        parts: list[Any] = [entry.hash for entry in self.disk.tables.journal[-1:]]
         digest = hashlib.blake2b(digest_size=16)
-        for part in (*parts, self.loop.steps, self.loop.time(), *self.upstream.log, *self.log, *self.story):
+        kept = [(name, sorted(each.records.items()), each.purse) for name, each in sorted(self._kept.items())]
+        last = [entry.hash for entry in self.disk.tables.journal[-1:]]
+        logs = (*self.upstream.log, *self.around.log, *self.around.story, *kept)
+        for part in (*last, self.loop.steps, self.loop.time(), *logs):
             digest.update(repr(part).encode())
         return digest.hexdigest()
 
-    def _tell(self, text: str) -> None:
-        self.story.append((self.loop.time(), text))
-
     def _told(self) -> tuple[str, ...]:
         """All that happened, in order, one line each."""
-        lines = [(at, f"world     {text}") for at, text in self.story]
-        lines += [(event.at, f"{event.device:9} {event.what} {event.key}: {event.outcome} {event.told}") for event in self.log]
+        lines = [(at, f"world     {text}") for at, text in self.around.story]
+        lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.told}") for each in self.around.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
         lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
@@ -379,25 +375,8 @@ class World:
 
 def play(scenario: Scenario) -> Outcome:
     """The world of a scenario, played and judged."""
-    return World(scenario).run()
-
-
-def run_seed(seed: int) -> Outcome:
-    """The world of a seed, played and judged."""
-    return play(draw(seed))
-
-
-def messages_met(traffic: Traffic) -> Counter[str]:
-    """What became of messages, by names of MESSAGES."""
-    return Counter(
-        {
-            "message dropped": traffic.dropped,
-            "message duplicated": traffic.duplicated,
-            "message late": traffic.late,
-            "message held for a later one": traffic.held,
-            "message overtaken": traffic.overtaken,
-        }
-    )
+    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
+        return World(scenario, Path(folder)).run()
 
 
 def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
@@ -469,14 +448,3 @@ def _rate(rate: Rate | None) -> RateConfig:
 
 def _limit(caps: Caps, window: str) -> dict[str, Any]:
     return {"window": window, **dict(zip(LIMIT_FIELDS, caps, strict=True))}
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """The coordinator's log says what the story says."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -1,4 +1,4 @@
-"""The ledger against what the devices know of it. Knows calls, charges and records; knows nothing of virtual time or networks."""
+"""The ledger against what the devices know of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A model without weights: a mind in place of the SLM, on a simulated machine. Knows texts, lengths and when they come; knows nothing of
-links or the cloud.
+"""A model without weights: a mind in place of the SLM, on a simulated machine.
 
 The contract is that of every engine: at temperature 0 the question alone decides, at 1 the seed does too; the bias moves the decision to
 ask, and what it has moved is told. Token ids stand for what the response did, so that a learner reads it from the training group alone.

@@ -1,5 +1,4 @@
-"""A simulated cloud LLM behind the coordinator. Knows questions, lengths, times and its own outages; knows nothing of budgets or
-devices."""
+"""A simulated cloud LLM behind the coordinator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it. Knows how they
-are put together and in which order they live; knows nothing of the other devices.
-"""
+"""One device of a fleet: the real agent over a simulated machine, model, learner and link, and the person who asks it."""
 
 from __future__ import annotations
 
@@ -30,7 +28,6 @@ from edge.state.folder import StateFolder
 from edge.state.schema import open_in_memory
 from edge.tasks.source import TaskSource
 from edge.verifiers.math_answer import ExactMathAnswer
-from tools.simulate.faults.device import SimulatedClient
 from tools.simulate.fleet.backend import SimulatedBackend, right_answer
 from tools.simulate.fleet.cloud import most_tokens
 from tools.simulate.fleet.learner import SimulatedLearner
@@ -41,6 +38,7 @@ from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Prac
 from tools.simulate.fleet.scenario import GroupPart, Scenario
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
 from tools.simulate.fleet.timetable import Timetable
+from tools.simulate.virtual.network import SimulatedClient
 
 MOST_LOCAL_TOKENS = 4096
 BOOT_S = 60.0

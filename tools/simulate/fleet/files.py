@@ -1,5 +1,4 @@
-"""YAML files of the simulation. Knows how a complaint gets its file's name and where a path that a file names begins; knows nothing of what
-is in a file."""
+"""YAML files of the simulation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The speeds of a device where nobody has published a measurement: one formula, its constants, and how to print its rows.
 
-Knows memory bandwidth, arithmetic and sizes of models; knows nothing of files but the profile it prints rows for. With B the bandwidth, C
-the arithmetic (`peak_gflop_per_s`), W the bytes of the weights, P the parameters, and e of the kind of processor:
+With B the bandwidth, C the arithmetic (`peak_gflop_per_s`), W the bytes of the weights, P the parameters, and e of the kind of processor:
 
     decode(1)     = e_d · B / W
     prefill       = e_p · C / (2P)

@@ -1,4 +1,4 @@
-"""What a simulated device and its link are able to do. Knows units; knows nothing of files or of where the figures come from."""
+"""What a simulated device and its link are able to do."""
 
 from __future__ import annotations
 

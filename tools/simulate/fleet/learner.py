@@ -1,5 +1,4 @@
-"""A learner of a mind: it really follows the advantages. Knows θ and the training groups; knows nothing of scenarios or of what asked for
-the step."""
+"""A learner of a mind: it really follows the advantages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A simulated link to the coordinator: delays by distance, bytes and chance, and outages. Knows the figures of a LinkModel; knows nothing
-of what the messages say.
+"""A simulated link to the coordinator: delays by distance, bytes and chance, and outages.
 
 Nothing is lost for good without a word: the transport sends lost messages again. What meets an outage comes when that is over, or, when it
 lasts longer than PATIENCE_S, breaks its connection after that time, as gRPC's keep-alive does; open streams break then, too.

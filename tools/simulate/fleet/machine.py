@@ -1,5 +1,4 @@
-"""A simulated device's time and energy. Knows how long work takes, who comes first, heat and the battery; knows nothing of models or
-agents.
+"""A simulated device's time and energy.
 
 People come first: while one is served, learning stands still. Learning's responses share the device as rows of one batch. After
 `throttle_after_s` of unbroken work (pauses under a minute do not count) all speeds fall to `throttle_share`.

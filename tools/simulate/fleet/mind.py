@@ -1,5 +1,4 @@
-"""What a simulated SLM is: a few numbers in place of a model. Knows probabilities and their gradients; knows nothing of devices, time or
-tokens.
+"""What a simulated SLM is: a few numbers in place of a model.
 
 A question has a difficulty d in [0, 1] and two numbers of its own, drawn once: `ask_noise` (standard normal) and `right_noise` (standard
 logistic). With θ = (skill, ask, ask_slope) and the constants of `Nature`:

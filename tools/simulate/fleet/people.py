@@ -1,4 +1,4 @@
-"""What people and practice ask, and when. Knows hours, difficulties and chance; knows nothing of agents."""
+"""What people and practice ask, and when."""
 
 from __future__ import annotations
 
@@ -82,10 +82,13 @@ class Practice:
         """Held-out ones, always the same."""
         return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
 
-    def _item(self, place: int, split: str) -> TaskItem:
+    def _question(self, place: int) -> Question:
         number = self._first + place
         difficulty = draw_difficulty(self._difficulty, self._time(), self._rng_of(number))
-        question = Question.of(number, difficulty, self._seed, self._further_of(number))
+        return Question.of(number, difficulty, self._seed, self._further_of(number))
+
+    def _item(self, place: int, split: str) -> TaskItem:
+        question = self._question(place)
         return TaskItem(
             id=f"practice-{place}",
             task=self._task,

@@ -1,4 +1,4 @@
-"""Devices and links by name or path, as a simulation wants them. Knows the files of devices/ and their units; simulates nothing.
+"""Devices and links by name or path, as a simulation wants them.
 
 A device's row of speeds goes by its model (`1.5B-Q4_K_M`, or the name of the model file that was measured); without one the first row
 counts.

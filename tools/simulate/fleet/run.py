@@ -1,6 +1,4 @@
-"""`python -m tools.simulate run SCENARIO.yaml`: play a scenario, judge it by its own sentences, write what was found. Knows the command
-line and files; knows nothing of how a world works.
-"""
+"""`python -m tools.simulate run SCENARIO.yaml`: play a scenario, judge it by its own assertions, write what was found."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from rich.markup import escape
 from edge.core.errors import EdgeError, UsageError
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.reports.assertions import evaluate
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
@@ -56,12 +55,11 @@ def run(chosen: argparse.Namespace) -> int:
     """Play, tell and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
     seed = [] if chosen.seed is None else [f"seed={chosen.seed}"]
     scenario = load_scenario(chosen.scenario, [*chosen.sets, *seed])
-    check = _sentences_checked(scenario)
     _check_outputs(chosen)
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
     told = sys.stderr.isatty()
     result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, told)
-    result = check(result)
+    result = judged(result, scenario)
     _tell(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
     counted = f", {events} events" if events else ""
@@ -95,8 +93,7 @@ def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    check = _sentences_checked(checked)
-    return check(play(checked, "sweep", told=False)[0])
+    return judged(play(checked, "sweep", told=False)[0], checked)
 
 
 def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, list[str], int]:
@@ -116,23 +113,14 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
 
 def play_vectorised(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, list[str], int]:
     """The same by the vectorised fleet, which knows no violations and no events. Raises UsageError for an unknown device or link."""
-    from tools.simulate.vectorised.run import run_vectorised
+    from tools.simulate.vectorised.fleet import run_vectorised
 
     return run_vectorised(scenario, name=name), [], 0
 
 
-def _sentences_checked(scenario: Scenario) -> Callable[[SimulationResult], SimulationResult]:
-    """What judges a result by the scenario's sentences. Raises UsageError for one that is not understood or names no group of it, before
-    anything is played."""
-    from tools.simulate.reports.assertions import check_sentences, evaluate
-
-    sentences = scenario.assertions
-    check_sentences(sentences, [group.name for group in scenario.groups])
-
-    def judged(result: SimulationResult) -> SimulationResult:
-        return msgspec.structs.replace(result, assertions=evaluate(result, sentences))
-
-    return judged
+def judged(result: SimulationResult, scenario: Scenario) -> SimulationResult:
+    """With what the scenario asserts."""
+    return msgspec.structs.replace(result, assertions=evaluate(result, scenario.assertions))
 
 
 def _tell(result: SimulationResult, violations: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
-"""A scenario as data: which devices ask what over which links, what the cloud and the coordinator are like, what happens when. Knows
-every key, its unit and its range; knows nothing of how a scenario is played.
+"""A scenario as data: which devices ask what over which links, what the cloud and the coordinator are like, what happens when, and
+what must hold.
 
 Calendar: the local clock is UTC, and a scenario begins on Monday 2024-01-01 at `starts_at_h`; windows of budgets and dates of
 `target_rate_schedule` refer to it.
@@ -29,6 +29,7 @@ from edge.config.schema import Rate
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS
+from tools.simulate.reports.assertions import EACH, Assertion
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 MONDAY_MIDNIGHT = 1_704_067_200.0
@@ -272,7 +273,7 @@ class Scenario(Section):
     cloud: CloudPart = Field(CloudPart(), description="The upstream LLM.")
     coordinator: CoordinatorPart = Field(CoordinatorPart(), description="The coordinator's configuration.")
     events: tuple[EventPart, ...] = Field((), description="What happens meanwhile.")
-    assertions: tuple[str, ...] = Field((), description='What must hold at the end, as "p95 < 4 s".')
+    assertions: tuple[Assertion, ...] = Field((), description="What must hold at the end.")
 
     @model_validator(mode="after")
     def _groups_are_told_apart(self) -> Scenario:
@@ -286,6 +287,10 @@ class Scenario(Section):
             for name in event.groups:
                 if name not in names:
                     raise ValueAt(("events", place, "groups"), f"events.{place}.groups names {name}; known: {', '.join(names)}")
+        for place, claim in enumerate(self.assertions):
+            if claim.group not in ("", EACH, *names):
+                told = f"assertions.{place}.group: no group is called {claim.group}; known: {', '.join(names)}"
+                raise ValueAt(("assertions", place, "group"), told)
         return self
 
     @model_validator(mode="after")

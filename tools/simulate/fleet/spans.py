@@ -1,4 +1,4 @@
-"""Spans of time and how much of an interval they cover. Knows seconds; knows nothing of what happens in them."""
+"""Spans of time and how much of an interval they cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenario's schema as a table for the README. Knows how keys are told; `python -m tools.simulate.fleet.table` prints it."""
+"""The scenario's schema as a table for the README; `python -m tools.simulate.fleet.table` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened on the devices of a group, counted. Knows records, steps and intervals; knows nothing of how they came about."""
+"""What happened on the devices of a group, counted."""
 
 from __future__ import annotations
 

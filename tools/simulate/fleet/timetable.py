@@ -1,4 +1,4 @@
-"""When a simulated device takes its learning steps. Knows hours and turns; knows nothing of how a step is made."""
+"""When a simulated device takes its learning steps."""
 
 from __future__ import annotations
 

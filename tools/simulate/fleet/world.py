@@ -1,12 +1,9 @@
-"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them. Knows the order of things; knows
-nothing of how a part works inside.
-"""
+"""A scenario played: devices, links, coordinator and cloud in virtual time, and what became of them."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +37,7 @@ from tools.simulate.fleet.tally import GroupAbout, GroupTally, Sample, jain_inde
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.loop import Host, SeededLoop, quiet_logs
 from tools.simulate.virtual.network import ServiceEndpoint
 from tools.simulate.virtual.site import Site
 
@@ -130,7 +127,7 @@ class FleetWorld:
     def run(self) -> SimulationResult:
         """Play it to the end. Raises Deadlock, with who waits for what, when it does not come to one."""
         try:
-            with _quiet_logs(), _rare_collections():
+            with quiet_logs(), _rare_collections():
                 self.loop.run_until_complete(self._play(), limit_s=self.scenario.lasts_s + LEFT_OVER_S)
             self.found = violations(self.disk.tables, self.devices, self.cloud.executed)
             calls = calls_by_device(self.disk.tables)
@@ -437,17 +434,6 @@ def led_by_the_coordinator(task: TaskConfig) -> TaskConfig:
 
 def _all_tasks(part: CoordinatorPart) -> dict[str, TaskConfig]:
     return dict(part.tasks) or {ANY_TASK: TaskConfig()}
-
-
-@contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """The coordinator's log would say what the result says."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 @contextmanager

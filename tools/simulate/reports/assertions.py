@@ -1,45 +1,91 @@
-"""Whether a run did what its scenario states. Knows how a claim is judged by a result; knows nothing of how it is written or read.
+"""Whether a run did what its scenario states: `{metric, op, value}`, with a group, a source of answers or the warm-up where they matter.
 
-What cannot be told (nobody answered, no budget is in force, no such group) makes an assertion not hold, and `found` says so.
+What cannot be told (nobody answered, no budget is in force) makes an assertion not hold, and `found` says so.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from difflib import get_close_matches
+from typing import Any, Literal
 
-from tools.simulate.reports.quantities import Asked, Quantity, answers_of, weighted, written
-from tools.simulate.reports.result import AssertionResult, GroupResult, SimulationResult
-from tools.simulate.reports.sentences import EACH, Claim, check_sentences, parse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["check_sentences", "evaluate", "holds"]
+from tools.simulate.reports.quantities import METRICS, Asked, Quantity, Unit, answers_of, metric, written
+from tools.simulate.reports.result import AssertionResult, SimulationResult
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+EACH = "each"
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
-    "<=": operator.le,
+    "<=": lambda one, other: one <= other + _HAIR,
     ">": operator.gt,
-    ">=": operator.ge,
-    "=": operator.eq,
+    ">=": lambda one, other: one >= other - _HAIR,
+    "==": operator.eq,
 }
 _HAIR = 1e-9
 """Sums of binary fractions are off by less; what is right on the limit keeps it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """`missed_by` orders what does not hold: the worst is the largest; not above 0 where it holds."""
+class Assertion(BaseModel):
+    """One claim about a run. Without a group it is of the whole fleet."""
 
-    holds: bool
-    found: str
-    missed_by: float = 0.0
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str = Field(description="What is measured, as p95; tools/simulate/README.md lists them.")
+    op: Literal["<", "<=", ">", ">=", "=="] = Field(description="How it compares with the value.")
+    value: float = Field(
+        allow_inf_nan=False, description="In the metric's unit: seconds, shares from 0 to 1, US dollars, counts, watt-hours."
+    )
+    group: str = Field("", description='A group\'s name, or "each": every one of them must do (empty: the whole fleet).')
+    source: Literal["", "local", "cloud", "local-fallback"] = Field("", description="Only answers of this source (empty: all).")
+    after_warm_up: bool = Field(False, description="Only what comes after the warm-up.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_sentence(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            raise ValueError(
+                f'"{data}" is a sentence, which is not read any more: write {{metric: p95, op: "<", value: 4}},'
+                " see Assertions in tools/simulate/README.md"
+            )
+        return data
+
+    @model_validator(mode="after")
+    def _can_be_told(self) -> Assertion:
+        quantity = metric(self.metric)
+        if quantity is None:
+            near = get_close_matches(self.metric, METRICS, 3, 0.4)
+            raise ValueError(f"no metric is called {self.metric!r}; nearest: {', '.join(near) or ', '.join(METRICS)}")
+        reasons = {
+            f"{self.metric} is not told by source": bool(self.source) and not quantity.of_sources,
+            f"{self.metric} is of the whole fleet, not of a group": bool(self.group) and not quantity.of_groups,
+            f"{self.metric} is not told after the warm-up alone": self.after_warm_up and not quantity.settles,
+            f"{self.metric} is a share from 0 to 1, not {self.value:g}": quantity.unit is Unit.SHARE and abs(self.value) > 1,
+        }
+        if found := [reason for reason, wrong in reasons.items() if wrong]:
+            raise ValueError(found[0])
+        return self
+
+    @property
+    def quantity(self) -> Quantity:
+        """What the metric measures."""
+        found = metric(self.metric)
+        assert found is not None
+        return found
+
+    @property
+    def text(self) -> str:
+        """For people: p95 of each group < 30 s."""
+        source = f" of {self.source} answers" if self.source else ""
+        group = "" if not self.group else " of each group" if self.group == EACH else f" of {self.group}"
+        value = written(self.value, self.quantity.unit)
+        return f"{self.metric}{source}{group} {self.op} {value}" + (" after warm-up" if self.after_warm_up else "")
 
 
-def evaluate(result: SimulationResult, sentences: Sequence[str]) -> list[AssertionResult]:
-    """Judge each sentence. Raises UsageError for one that is not understood."""
-    judged = [(sentence, _judge(result, parse(sentence))) for sentence in sentences]
-    return [AssertionResult(sentence, found.holds, found.found) for sentence, found in judged]
+def evaluate(result: SimulationResult, assertions: Sequence[Assertion]) -> list[AssertionResult]:
+    """Judge each of them."""
+    return [AssertionResult(each.text, *_judge(result, each)) for each in assertions]
 
 
 def holds(result: SimulationResult) -> bool:
@@ -47,112 +93,26 @@ def holds(result: SimulationResult) -> bool:
     return all(each.holds for each in result.assertions) and not result.cloud.ledger_violations
 
 
-def _judge(result: SimulationResult, claim: Claim) -> _Judged:
+def _judge(result: SimulationResult, claim: Assertion) -> tuple[bool, str]:
     groups = [each for each in result.groups if claim.group in ("", EACH, each.name)]
     if not groups:
-        return _Judged(False, f"no group is called {claim.group}")
-    if claim.aim.word == "budget":
-        return _within_budget(result, claim.quantity)
-    if claim.aim.word == "τ":
-        return _worst([_near_target(result, claim, group) for group in groups])
-    if claim.group == EACH:
-        return _worst([_compare(claim, Asked(result, [each], claim.source, claim.settled), f" ({each.name})") for each in groups])
-    return _compare(claim, Asked(result, groups, claim.source, claim.settled), "")
+        return False, f"no group is called {claim.group}"
+    if claim.group != EACH:
+        return _compare(claim, Asked(result, groups, claim.source, claim.after_warm_up), "")
+    judged = [_compare(claim, Asked(result, [each], claim.source, claim.after_warm_up), f" ({each.name})") for each in groups]
+    return next((each for each in judged if not each[0]), judged[0])
 
 
-def _worst(judged: Sequence[_Judged]) -> _Judged:
-    return max(judged, key=lambda each: (not each.holds, each.missed_by))
+def _compare(claim: Assertion, asked: Asked, whose: str) -> tuple[bool, str]:
+    value = claim.quantity.measure(asked)
+    if value is None:
+        return False, f"{claim.metric}: {_why_not(claim, asked)}{whose}"
+    return _OPERATORS[claim.op](value, claim.value), f"{claim.metric} {written(value, claim.quantity.unit)}{whose}"
 
 
-def _compare(claim: Claim, asked: Asked, whose: str) -> _Judged:
-    value, aim = claim.quantity.measure(asked), claim.aim.number
-    if value is None or aim is None:
-        return _Judged(False, f"{claim.quantity.name}: {_why_not(asked)}{whose}", float("inf"))
-    found = f"{claim.quantity.name} {written(value, claim.quantity.unit)}{whose}"
-    if claim.op == "within":
-        off = abs(value - aim) - claim.tolerance
-        return _Judged(off <= _HAIR, f"{found}, {written(abs(value - aim), claim.quantity.unit)} off", off)
-    off = {"<": value - aim, "<=": value - aim, ">": aim - value, ">=": aim - value, "=": abs(value - aim)}[claim.op]
-    return _Judged(_COMPARISONS[claim.op](value, aim), found, off)
-
-
-def _why_not(asked: Asked) -> str:
+def _why_not(claim: Assertion, asked: Asked) -> str:
+    if claim.metric.endswith("over budget"):
+        return "no budget is in force"
     if not sum(answers_of(each, asked.sources) for each in asked.groups):
         return f"no {asked.source} answers".replace("  ", " ")
     return "nothing after the warm-up" if asked.settled else "was not measured"
-
-
-def _near_target(result: SimulationResult, claim: Claim, group: GroupResult) -> _Judged:
-    """A rate against its own τ; where τ changes, each stretch of one τ for itself, and each after a warm-up of its own."""
-    stretches = _stretches(result, claim, group)
-    known = [(rate, target) for rate, target in stretches if rate is not None]
-    if not known:
-        why = _why_not(Asked(result, [group], settled=claim.settled))
-        return _Judged(False, f"{claim.quantity.name}: {why} ({group.name})", float("inf"))
-    rate, target = max(known, key=lambda each: abs(each[0] - each[1]))
-    off = abs(rate - target) - claim.tolerance
-    stretch = "" if len(stretches) == 1 else f", the worst of {len(known)} stretches of one τ"
-    if stretch and claim.settled and result.warm_up_s:
-        stretch += f", each after a warm-up of {result.warm_up_s / 3600:g} h of its own"
-    return _Judged(off <= _HAIR, f"{claim.quantity.name} {rate:.3f}, τ {target:.3g} ({group.name}{stretch})", off)
-
-
-def _stretches(result: SimulationResult, claim: Claim, group: GroupResult) -> list[tuple[float | None, float]]:
-    """(rate, τ) of each stretch of time with one τ."""
-    training = claim.quantity.name == "training rate"
-    targets, series = group.target_rates(training=training), group.series
-    if len(set(targets)) < 2:
-        target = targets[0] if targets else group.target_rate
-        return [(claim.quantity.measure(Asked(result, [group], settled=claim.settled)), target)]
-    rates, weights = (series.training_assist_rate, [1] * len(targets)) if training else (series.assist_rate, series.answers)
-    stretches: list[tuple[float | None, float]] = []
-    begins = 0.0
-    for target, stretch in groupby(zip(targets, series.at_s, rates, weights, strict=True), key=lambda row: row[0]):
-        own = list(stretch)
-        settled_at = begins + (result.warm_up_s if claim.settled else 0.0)
-        stretches.append((weighted([(rate, weight) for _, at, rate, weight in own if at > settled_at]), target))
-        begins = own[-1][1]
-    return stretches
-
-
-def _within_budget(result: SimulationResult, quantity: Quantity) -> _Judged:
-    """Charged at most what the limit allows, at the end of every interval.
-
-    A limit that is lowered under what has been charged takes nothing back: then nothing more may be added, save what was under way, which
-    may end in the interval that follows.
-    """
-    cloud, money = result.cloud, quantity.name == "spend"
-    charged, limits = (cloud.spend_uusd, cloud.limit_uusd) if money else (cloud.calls, cloud.limit_calls)
-    rows = [(at, used, limit) for at, used, limit in zip(cloud.at_s, charged, limits, strict=True)]
-    if all(limit is None for _, _, limit in rows):
-        return _Judged(False, f"no budget of {quantity.name} is in force")
-    scale = 1e6 if money else 1.0
-    over = [
-        (used - allowed, at, used, limit)
-        for (at, used, limit), allowed in zip(rows, _allowances(rows), strict=True)
-        if used > allowed
-    ]
-    if over:
-        _, at, used, limit = max(over, key=lambda each: each[0])
-        said = f"{written(used / scale, quantity.unit)} of {written((limit or 0) / scale, quantity.unit)}"
-        return _Judged(False, f"{said} at {at / 3600:.4g} h")
-    _, used, limit = max((row for row in rows if row[2] is not None), key=lambda row: row[1] / max(row[2] or 0, 1))
-    return _Judged(True, f"at most {written(used / scale, quantity.unit)} of {written((limit or 0) / scale, quantity.unit)}")
-
-
-def _allowances(rows: Sequence[tuple[float, int, int | None]]) -> list[float]:
-    """What may have been charged at the end of each interval."""
-    limits = [float("inf") if limit is None else float(limit) for _, _, limit in rows]
-    allowed: list[float] = []
-    kept = still_ending = 0.0
-    limit_before, used_before, of_old = limits[0], 0, 0.0
-    for (_, used, _), limit in zip(rows, limits, strict=True):
-        if used < used_before:  # another window began
-            kept = still_ending = 0.0
-        if limit < limit_before:
-            kept, still_ending, of_old = 0.0, 2, limit_before
-        if still_ending:
-            kept, still_ending = max(kept, min(float(used), of_old)), still_ending - 1
-        allowed.append(max(limit, kept))
-        limit_before, used_before = limit, used
-    return allowed

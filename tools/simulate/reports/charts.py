@@ -1,4 +1,4 @@
-"""What the pages draw of one run, or of two over each other. Knows which figures a fleet operator looks at; knows nothing of HTML.
+"""What the pages draw of one run, or of two over each other.
 
 A group has the same colour in all charts of a page; of two runs the first is drawn in full lines, the second dashed.
 """

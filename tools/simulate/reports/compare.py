@@ -1,5 +1,4 @@
-"""`python -m tools.simulate compare A.json B.json`: two runs side by side. Knows files and the terminal; knows nothing of how a page is
-laid out."""
+"""`python -m tools.simulate compare A.json B.json`: two runs side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as inline SVG that follow the page's colours. Knows matplotlib; knows nothing of simulations.
+"""Figures as inline SVG that follow the page's colours.
 
 Every colour is drawn as a placeholder and written as a CSS variable, so that one drawing is readable on light and on dark ground. Text
 stays text. The same drawing gives the same bytes: no date, a fixed salt, ids of its own.

@@ -1,4 +1,4 @@
-"""Reports as one HTML file each: nothing is loaded, nothing runs. Knows the templates and where files go; knows nothing of figures."""
+"""Reports as one HTML file each: nothing is loaded, nothing runs."""
 
 from __future__ import annotations
 

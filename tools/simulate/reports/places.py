@@ -1,5 +1,4 @@
-"""Where results go. Knows whether a file can be written, which is told before the work, and how it comes to its place in one move; knows
-nothing of what is in it."""
+"""Where results go: whether a file can be written is known before the work, and it comes to its place in one move."""
 
 from __future__ import annotations
 

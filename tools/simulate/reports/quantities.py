@@ -1,5 +1,4 @@
-"""The figures that people ask of a run, by name. Knows how each is put together from a result, its unit and how it is written; knows
-nothing of sentences, tables or pages.
+"""The figures that people ask of a run, by name: how each is put together from a result, its unit, and how it is written.
 
 A figure of several groups weighs each by what it is a share of: rates and accuracies by answers, training rates by learning steps, λ by
 devices. A figure that cannot be told (nothing was answered, nothing was counted) is None and never 0.
@@ -7,23 +6,25 @@ devices. A figure that cannot be told (nothing was answered, nothing was counted
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
+from itertools import groupby
 
 from edge.core.formatting import money
 from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, SimulationResult, all_sources
 
 
-class Unit(StrEnum):
-    """What a figure is counted in; the value is how people say it."""
+class Unit(Enum):
+    """What a figure is counted in."""
 
-    SECONDS = "a time (4 s, 800 ms)"
-    SHARE = "a share (0.7, 70 %)"
-    DOLLARS = "a sum ($3.50)"
-    COUNT = "a count (200)"
-    WATT_HOURS = "an energy (200 Wh, 1.5 kWh)"
-    NUMBER = "a number (0.5)"
+    SECONDS = "s"
+    SHARE = "share"
+    DOLLARS = "USD"
+    COUNT = "count"
+    WATT_HOURS = "Wh"
+    NUMBER = "number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,54 @@ def after_warm_up(
     return [(value, float(answers)) for at, value, answers in rows if at > result.warm_up_s]
 
 
+def _off_target(asked: Asked, *, training: bool) -> float | None:
+    """How far the rate of any group is from its own τ. Where τ changes, each stretch of one τ counts for itself, and each has a warm-up of
+    its own."""
+    found: list[float] = []
+    for group in asked.groups:
+        targets, series = group.target_rates(training=training), group.series
+        if len(set(targets)) < 2:
+            target = targets[0] if targets else group.target_rate
+            alone = Asked(asked.result, [group], settled=asked.settled)
+            rate = _training_rate(alone) if training else _rate(alone)
+            found += [] if rate is None else [abs(rate - target)]
+            continue
+        rates, weights = (series.training_assist_rate, [1] * len(targets)) if training else (series.assist_rate, series.answers)
+        begins = 0.0
+        for target, stretch in groupby(zip(targets, series.at_s, rates, weights, strict=True), key=lambda row: row[0]):
+            own = list(stretch)
+            settled_at = begins + (asked.result.warm_up_s if asked.settled else 0.0)
+            rate = weighted([(value, weight) for _, at, value, weight in own if at > settled_at])
+            found += [] if rate is None else [abs(rate - target)]
+            begins = own[-1][1]
+    return max(found, default=None)
+
+
+def _over_budget(asked: Asked, *, money: bool) -> float | None:
+    """By how much more was charged than the fleet's budget allows, at the end of any interval.
+
+    A limit that is lowered under what has been charged takes nothing back: then nothing more may be added, save what was under way, which
+    may end in the interval that follows.
+    """
+    cloud = asked.result.cloud
+    charged, limits = (cloud.spend_uusd, cloud.limit_uusd) if money else (cloud.calls, cloud.limit_calls)
+    if all(limit is None for limit in limits):
+        return None
+    most = kept = still_ending = of_old = 0.0
+    allowed = [float("inf") if limit is None else float(limit) for limit in limits]
+    limit_before, used_before = allowed[0], 0
+    for used, limit in zip(charged, allowed, strict=True):
+        if used < used_before:  # another window began
+            kept = still_ending = 0.0
+        if limit < limit_before:
+            kept, still_ending, of_old = 0.0, 2, limit_before
+        if still_ending:
+            kept, still_ending = max(kept, min(float(used), of_old)), still_ending - 1
+        most = max(most, used - max(limit, kept))
+        limit_before, used_before = limit, used
+    return most / (1e6 if money else 1.0)
+
+
 def _share(asked: Asked) -> float | None:
     whole = sum(answers_of(each) for each in asked.groups)
     return sum(answers_of(each, asked.sources) for each in asked.groups) / whole if whole else None
@@ -177,10 +226,14 @@ QUANTITIES: dict[str, Quantity] = {
         Quantity("mean latency", Unit.SECONDS, _mean_latency, of_sources=True),
         Quantity("rate", Unit.SHARE, _rate, settles=True),
         Quantity("training rate", Unit.SHARE, _training_rate, settles=True),
+        Quantity("rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=False), settles=True),
+        Quantity("training rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=True), settles=True),
         Quantity("joint accuracy", Unit.SHARE, _joint_accuracy, settles=True),
         Quantity("local accuracy", Unit.SHARE, _local_accuracy),
         Quantity("fairness", Unit.NUMBER, jain_index, of_groups=False),
         Quantity("spend", Unit.DOLLARS, _spend),
+        Quantity("spend over budget", Unit.DOLLARS, lambda asked: _over_budget(asked, money=True), of_groups=False),
+        Quantity("calls over budget", Unit.COUNT, lambda asked: _over_budget(asked, money=False), of_groups=False),
         Quantity("spend per answer", Unit.DOLLARS, _per_answer),
         Quantity("calls", Unit.COUNT, _sum(lambda group: group.calls)),
         Quantity(
@@ -204,6 +257,18 @@ QUANTITIES: dict[str, Quantity] = {
         Quantity("battery empty", Unit.SECONDS, _sum(lambda group: group.battery_empty_s)),
     )
 }
+
+
+METRICS = ("p50", "p95", "p99", "p50 first token", "p95 first token", *QUANTITIES)
+"""Names of what can be asserted; other percentiles are written in the same way."""
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?|100)( first token)?")
+
+
+def metric(name: str) -> Quantity | None:
+    """The figure of this name, a percentile of the latency included; None where there is none."""
+    if (found := _PERCENTILE.fullmatch(name)) is not None:
+        return quantile(float(found[1]) / 100, first=found[2] is not None)
+    return QUANTITIES.get(name)
 
 
 def several(count: int, noun: str) -> str:

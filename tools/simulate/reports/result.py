@@ -1,4 +1,4 @@
-"""What a simulation found, as values and as JSON. Knows figures and units; knows nothing of how they came about or are drawn.
+"""What a simulation found, as values and as JSON.
 
 The exact simulation and the vectorised fleet give the same; equal results are equal bytes. Latencies are kept as histograms whose bins are
 1 % wide, so that a result is as large for a million devices as for ten, and a quantile is right within half a percent.
@@ -148,7 +148,7 @@ class CloudResult(msgspec.Struct, frozen=True):
 
 
 class AssertionResult(msgspec.Struct, frozen=True):
-    """One sentence of the scenario: whether it holds, and the figures it was judged by."""
+    """One assertion of the scenario as text: whether it holds, and the figures it was judged by."""
 
     sentence: str
     holds: bool

@@ -1,4 +1,4 @@
-"""Tables of runs: figures side by side, groups below each other. Knows which figures stand where; knows nothing of how tables are shown."""
+"""Tables of runs: figures side by side, groups below each other."""
 
 from __future__ import annotations
 

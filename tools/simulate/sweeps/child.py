@@ -1,4 +1,4 @@
-"""One run of a sweep in a process of its own: asked on stdin, written to a file. Knows JSON and how a function is found by its name.
+"""One run of a sweep in a process of its own: asked on stdin, written to a file.
 
 The request is {"run": "module:function", "scenario": {...}, "seed": 1, "out": path}. The result comes to its place in one move, so that a
 process which was stopped leaves none.

@@ -1,5 +1,4 @@
-"""`python -m tools.simulate sweep scenario.yaml --vary KEY=A,B`: many runs, and what differs. Knows the command line and the terminal;
-knows nothing of how a run is played."""
+"""`python -m tools.simulate sweep scenario.yaml --vary KEY=A,B`: many runs, and what differs."""
 
 from __future__ import annotations
 
@@ -25,15 +24,13 @@ from edge.core.errors import EdgeError, UsageError
 from edge.core.files import open_regular
 from tools.simulate.fleet.files import from_folder
 from tools.simulate.fleet.scenario import HARDWARE, Scenario, load_scenario
-from tools.simulate.reports.assertions import check_sentences, holds
+from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
 from tools.simulate.reports.places import check_folder, put
-from tools.simulate.sweeps.engines import ENGINES, opened
-from tools.simulate.sweeps.ingredients import ingredients_of
-from tools.simulate.sweeps.plan import Job, Variation, jobs_of
+from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
+from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
-from tools.simulate.sweeps.sweep import Failed, Finished, kept, play_all
 
 RUN = "tools.simulate.fleet.run:run_scenario"
 Check = Callable[[Mapping[str, Any]], str]
@@ -118,7 +115,7 @@ def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str
     """What a scenario's result depends on besides. Raises UsageError, ConfigError in one line for one that does not keep to the schema;
     with file and line where that is so of the file at `path` already."""
     try:
-        checked = Scenario.model_validate(scenario)
+        Scenario.model_validate(scenario)
     except ValidationError as error:
         if path is not None:
             load_scenario(path)
@@ -126,7 +123,6 @@ def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str
         raise UsageError(
             f"{'.'.join(map(str, first['loc'])) or 'scenario'}: {first['msg']}", hint="see --vary and the scenario"
         ) from None
-    check_sentences(checked.assertions, [group.name for group in checked.groups])
     return ingredients_of(scenario)
 
 

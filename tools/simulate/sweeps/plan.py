@@ -1,4 +1,4 @@
-"""Which runs a sweep is made of. Knows how a scenario is changed at a path and how a run is named; knows nothing of how runs are played.
+"""Which runs a sweep is made of.
 
 A path goes through the scenario's keys, and through its groups by their names: `groups.laptops.questions_per_day`, with `*` for all of
 them. A run's name ends in a hash of everything that its result depends on, so that a finished result is never taken for another one.
@@ -12,14 +12,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from edge.core.errors import UsageError
+from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.reports.result import FORMAT
 
+_ROOT = Path(__file__).resolve().parents[3]
+_PLAYED_BY = ("edge", "coordinator", "tools/simulate")
 _EXAMPLE = "--vary groups.laptops.questions_per_day=10,30,60"
 _LONGEST_NAME = 120
 
@@ -140,3 +145,23 @@ def _entries(at: Sequence[Any], part: str, path: str) -> list[Any]:
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def ingredients_of(scenario: Mapping[str, Any]) -> str:
+    """Equal texts give equal results for this scenario and a seed.
+
+    Raises UsageError, ConfigError for a device or link that cannot be had.
+    """
+    groups = scenario["groups"]
+    hardware = [(load_device(group["device"], group.get("model", "")), load_link(group["link"])) for group in groups]
+    return f"{hardware!r} {program()}"
+
+
+@cache
+def program() -> str:
+    """A digest of the source of everything that plays a run."""
+    digest = hashlib.blake2b(digest_size=8)
+    for package in _PLAYED_BY:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

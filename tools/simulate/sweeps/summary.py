@@ -1,4 +1,4 @@
-"""What a sweep found, combination by combination. Knows means and spreads over seeds; knows nothing of runs under way."""
+"""What a sweep found, combination by combination."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, written
 from tools.simulate.reports.tables import WORDS, figure, told
+from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, short_names
-from tools.simulate.sweeps.sweep import Finished
 
 FIGURES = (
     "p50", "p95", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy", "spend", "calls", "fairness",

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate validate`: is the simulated device the real one? Knows the order of things, the command line and files.
+"""`python -m tools.simulate validate`: is the simulated device the real one?
 
 The machine is measured as `edge-agent doctor --write-profile` does, the real agent answers a stream and learns, and the same is played in
 virtual time with the profile just written. What the simulation knows of times comes from the profile and from calibrations on other
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import yaml
 
 from edge.app import model_file
@@ -31,7 +31,7 @@ from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
 from tools.simulate.fleet.profiles import load_device
-from tools.simulate.reports.places import check_folder
+from tools.simulate.reports.places import check_folder, put
 from tools.simulate.validation.drawing import draw, require_drawing
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
@@ -39,6 +39,7 @@ from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, re
 from tools.simulate.validation.seen import Run, Taken
 from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
 
+FORMAT = 1
 _MOST_PROMPTS = 256
 """Practice prompts on which the bare model is sampled, at the most."""
 _MOST_MINUTES, _MOST_QUESTIONS = 240.0, 20_000
@@ -61,8 +62,28 @@ def add_validate(commands: Any) -> None:
         "--out", type=Path, default=Path("runs/validation"), metavar="FOLDER", help="for all that is written (runs/validation)"
     )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets", help="a setting of the agent")
+    command.add_argument(
+        "--again", type=Path, metavar="validation.json", help="simulate and compare again what an earlier validation measured"
+    )
     command.add_argument("--strict", action="store_true", help="end with 1 where the goal is missed")
     command.set_defaults(play=validate)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A validation in one file: all that was measured on one machine, from which it can be simulated again on any other, and what came of
+    it. `device`: its measured speeds, as a profile has them."""
+
+    format: int
+    dial: float | None
+    arrivals_s: tuple[float, ...]
+    lessons: Lessons
+    dual_init: float
+    load: tuple[float, float]
+    device: dict[str, Any]
+    known: Known
+    measured: Measured
+    result: dict[str, Any] = field(default_factory=dict)
 
 
 def validate(chosen: argparse.Namespace) -> int:
@@ -70,24 +91,48 @@ def validate(chosen: argparse.Namespace) -> int:
     require_drawing()
     _check(chosen)
     check_folder(chosen.out)
-    plan = make_plan(chosen.questions, chosen.minutes, chosen.dial, chosen.steps, chosen.seed)
+    archive = read_archive(chosen.again) if chosen.again is not None else _measured(chosen)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    load = [_load()]
-    doubt = _doubt(load[0])
+    replayed = simulate(archive, chosen.out, _say)
+    real = archive.measured.run
+    rows, distance = compare(real, replayed.run), dual_distance(real.steps, replayed.run.steps)
+    draw(chosen.out / "validation.png", real, replayed.run, archive.lessons.terms["target_rate"])
+    lines = [*table(rows), *_remarks(rows, distance, archive)]
+    (chosen.out / "validation.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    archive = replace(archive, result=_result(rows, distance, archive, replayed))
+    put(msgspec.json.format(msgspec.json.encode(archive), indent=1) + b"\n", chosen.out / "validation.json")
+    print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
+    return int(chosen.strict and not goal_is_met(rows))
+
+
+def _measured(chosen: argparse.Namespace) -> Archive:
+    plan = make_plan(chosen.questions, chosen.minutes, chosen.dial, chosen.steps, chosen.seed)
+    load = _load()
     with tempfile.TemporaryDirectory(prefix="validate-") as state:
         config = config_for(Path(state), [f"learning.seed={chosen.seed}", *chosen.sets])
         device, known, measured = _measure_all(config, plan, _say)
-    load.append(_load())
-    replayed = simulate(device, known, measured, plan, config, chosen.out, _say, doubt)
-    rows = compare(measured.run, replayed.run)
-    distance = dual_distance(measured.run.steps, replayed.run.steps)
-    draw(chosen.out / "validation.png", measured.run, replayed.run, config.phases[0].target_rate)
-    lines = [*table(rows), *_remarks(rows, distance, known, measured, load)]
-    (chosen.out / "validation.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    body = _json(plan, rows, distance, known, measured, replayed, load)
-    (chosen.out / "validation.json").write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
-    return int(chosen.strict and not goal_is_met(rows))
+    return archive_of(device, known, measured, plan, config, (load, _load()))
+
+
+def archive_of(
+    device: DeviceConfig, known: Known, measured: Measured, plan: Plan, config: AgentConfig, load: tuple[float, float]
+) -> Archive:
+    """What was measured; `load`: the machine's before and after."""
+    speeds = device.model_dump(mode="json", exclude_none=True)
+    return Archive(
+        FORMAT, plan.dial, plan.arrivals_s, _lessons(plan, config), config.learning.dual_init, load, speeds, known, measured
+    )
+
+
+def read_archive(path: Path) -> Archive:
+    """An earlier validation. Raises UsageError for a file that is none."""
+    hint = "give the validation.json of an earlier run, or measure again without --again"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Archive)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no validation that can be played again: {error}", hint=hint) from None
 
 
 def _check(chosen: argparse.Namespace) -> None:
@@ -147,30 +192,29 @@ class Simulated:
     mind: dict[str, Any] | None
 
 
-def simulate(
-    device: DeviceConfig, known: Known, measured: Measured, plan: Plan, config: AgentConfig, out: Path, say: Tell, doubt: str = ""
-) -> Simulated:
-    """Write profile and link to `out`, and play stream and steps with them. `doubt`: why the profile may be wrong."""
+def simulate(archive: Archive, out: Path, say: Tell) -> Simulated:
+    """Write profile and link to `out`, and play stream and steps with them."""
+    device, measured, lessons = DeviceConfig.model_validate(archive.device), archive.measured, archive.lessons
     profile, link = out / "profile.yaml", out / "link.yaml"
     link.write_text(yaml.safe_dump({"link": _SOCKET}, sort_keys=False), encoding="utf-8")
     write_profile(profile, profile_text(device, {}))
     local, cloud = local_pace(load_device(str(profile)), measured.local), cloud_pace(measured.cloud)
-    write_profile(profile, profile_text(_with_overheads(device, local), {}, doubt))
+    write_profile(profile, profile_text(_with_overheads(device, local), {}, _doubt(archive.load[0])))
     usual = round(median(timed.tokens for timed in measured.cloud))
-    facts = with_cloud_tokens(known.facts, measured.cloud_tokens, usual)
-    replay = Replay(plan.arrivals_s, facts, local, cloud, plan.seed)
+    facts = with_cloud_tokens(archive.known.facts, measured.cloud_tokens, usual)
+    replay = Replay(archive.arrivals_s, facts, local, cloud, lessons.seed)
     say("simulating the stream")
     with tempfile.TemporaryDirectory(prefix="validate-") as folder:
-        answers = replayed_stream(replay, profile, link, plan.dial, Path(folder))
+        answers = replayed_stream(replay, profile, link, archive.dial, Path(folder))
     steps: tuple[Taken, ...] = ()
     mind = None
-    if plan.steps:
+    if lessons.steps:
         say("simulating the learning steps")
-        fitted = fit_mind(known.prompts)
+        fitted = fit_mind(archive.known.prompts)
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
-            steps = replayed_steps(_lessons(plan, config), fitted, cloud, profile, link, Path(folder))
+            steps = replayed_steps(lessons, fitted, cloud, profile, link, Path(folder))
         mind = {"theta": asdict(fitted.mind), "nature": asdict(fitted.nature), "prompts": len(fitted.prompts)}
-    return Simulated(Run(answers, steps, config.learning.dual_init), local, cloud, mind)
+    return Simulated(Run(answers, steps, archive.dual_init), local, cloud, mind)
 
 
 def _with_overheads(device: DeviceConfig, pace: LocalPace) -> DeviceConfig:
@@ -200,19 +244,19 @@ def _lessons(plan: Plan, config: AgentConfig) -> Lessons:
 # -- telling ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _remarks(rows: Sequence[Row], distance: float | None, known: Known, measured: Measured, load: Sequence[float]) -> list[str]:
+def _remarks(rows: Sequence[Row], distance: float | None, archive: Archive) -> list[str]:
     judged = [row for row in rows if row.met is not None]
     met = sum(bool(row.met) for row in judged)
     lines = [f"goal (p50 and p95 within {GOAL:.0%}): {met} of {len(judged)} numbers meet it"]
     if distance is not None:
-        lines.append(f"λ: mean absolute difference {distance:.4f} over {len(measured.run.steps)} steps")
-    if differing := _differing(known, measured):
-        lines.append(f"{differing} of {len(known.facts)} questions had another length or log-odds in the run than before it")
-    if _doubt(max(load[0], load[-1] - _OWN_LOAD)):
-        said = " and ".join(f"{each:.1f}" for each in load)
+        lines.append(f"λ: mean absolute difference {distance:.4f} over {len(archive.measured.run.steps)} steps")
+    if differing := _differing(archive.known, archive.measured):
         lines.append(
-            f"this machine was busy (load {said} before and after, {usable_cores()} cores): measure again when it is quiet"
+            f"{differing} of {len(archive.known.facts)} questions had another length or log-odds in the run than before it"
         )
+    before, after = archive.load
+    if _doubt(max(before, after - _OWN_LOAD)):
+        lines.append(f"the machine was busy (load {before:.1f} before and {after:.1f} after): measure again when it is quiet")
     return lines
 
 
@@ -222,22 +266,9 @@ def _differing(known: Known, measured: Measured) -> int:
     return sum(each.local_tokens != (facts.asking_tokens if each.asked else facts.local_tokens) for facts, each in pairs)
 
 
-def _json(
-    plan: Plan,
-    rows: Sequence[Row],
-    distance: float | None,
-    known: Known,
-    measured: Measured,
-    replayed: Simulated,
-    load: Sequence[float],
-) -> dict[str, Any]:
+def _result(rows: Sequence[Row], distance: float | None, archive: Archive, replayed: Simulated) -> dict[str, Any]:
     local, cloud = replayed.local, replayed.cloud
     return {
-        "questions": len(plan.items),
-        "dial": plan.dial,
-        "steps": plan.steps,
-        "seed": plan.seed,
-        "load_before_and_after": list(load),
         "goal": GOAL,
         "goal_met": goal_is_met(rows),
         "rows": [row.to_json() for row in rows],
@@ -250,10 +281,7 @@ def _json(
             "cloud_tokens_per_s": cloud.tokens_per_s,
             "mind": replayed.mind,
         },
-        "bare_model_by_level": shares_by_level(known.prompts),
-        "facts": [asdict(each) for each in known.facts],
-        "calibration": {name: [asdict(each) for each in getattr(measured, name)] for name in ("local", "cloud")},
-        "real": asdict(measured.run),
+        "bare_model_by_level": shares_by_level(archive.known.prompts),
         "simulated": asdict(replayed.run),
     }
 

@@ -1,4 +1,4 @@
-"""Real and simulated in one picture: how answers' times are distributed, and λ step by step. Knows matplotlib; judges nothing."""
+"""Real and simulated in one picture: how answers' times are distributed, and λ step by step."""
 
 from __future__ import annotations
 

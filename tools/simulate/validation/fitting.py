@@ -1,5 +1,5 @@
-"""From calibrations to what a simulation needs: overheads of the device, the cloud's pace, a mind. Knows medians and log-odds; knows
-nothing of the run that is validated: none of its latencies comes here."""
+"""From calibrations to what a simulation needs: overheads of the device, the cloud's pace, a mind. No latency of the
+run that is validated comes here."""
 
 from __future__ import annotations
 

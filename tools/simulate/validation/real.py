@@ -1,7 +1,7 @@
 """The real run: the agent as a person has it, its embedded coordinator, the bundled models, and the clock on the wall.
 
-Knows the order of things: facts, then stretches of the stream with a portion of the calibration before each and after the last, so that
-what else the machine does hits both; then the learning steps. Knows nothing of simulations.
+First facts, then stretches of the stream with a portion of the calibration before each and after the last, so that what else the machine
+does hits both; then the learning steps.
 """
 
 from __future__ import annotations

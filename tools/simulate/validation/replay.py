@@ -1,13 +1,9 @@
-"""The same stream and the same steps in virtual time: the real agent and coordinator over a simulated model, machine and cloud LLM.
-
-Knows facts of questions, calibrated paces and a fitted mind; knows nothing of the real run's latencies.
-"""
+"""The same stream and the same steps in virtual time: the real agent and coordinator over a simulated model, machine and cloud LLM."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +12,7 @@ from typing import Any
 from coordinator.providers.provider import ProviderRequest, ProviderResult
 from edge.core.events import Event
 from edge.core.rng import stream
-from edge.core.types import AnswerKind, DialOverride, FinishReason, LocalResponse, Message, Sampling, TaskItem
+from edge.core.types import DialOverride, FinishReason, LocalResponse, Message, Sampling
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import StepFinished
 from edge.tasks.source import TaskSource
@@ -31,8 +27,8 @@ from tools.simulate.fleet.backend import (
 from tools.simulate.fleet.cloud import SimulatedCloud
 from tools.simulate.fleet.device import FleetDevice
 from tools.simulate.fleet.mind import Question
-from tools.simulate.fleet.people import MOST_STEPS, PRACTICE_FROM
-from tools.simulate.fleet.scenario import HOUR_S, Scenario
+from tools.simulate.fleet.people import PRACTICE_FROM, Practice
+from tools.simulate.fleet.scenario import HOUR_S, GroupPart, Scenario
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.validation.fitting import CloudPace, FittedMind, LocalPace
 from tools.simulate.validation.seen import Answered, Facts, Taken
@@ -251,37 +247,15 @@ class _LearningDevice(FleetDevice):
             self.taken.append(Taken(event.control.assist_rate, event.control.dual_after, event.time.seconds))
 
     def _practice(self) -> TaskSource:
-        return _KnownPrompts(self._fitted.prompts, self.group.task)
+        return _KnownPrompts(self._fitted.prompts, self.group, self._seed)
 
 
-class _KnownPrompts:
-    """A TaskSource: the prompts of a calibration in their order, again from the first one where there are no more."""
+class _KnownPrompts(Practice):
+    """The prompts of a calibration in their order, again from the first one where there are no more."""
 
-    name = "calibrated"
-
-    def __init__(self, prompts: Sequence[tuple[float, float]], task: str) -> None:
+    def __init__(self, prompts: Sequence[tuple[float, float]], group: GroupPart, seed: int) -> None:
+        super().__init__(PRACTICE_FROM, group.task, group.difficulty, seed, lambda: 0.0, lambda number: stream(seed, number))
         self._prompts = prompts
-        self._task = task
 
-    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
-        """Endless."""
-        return (self._item(place, "train") for place in itertools.count(start))
-
-    def test(self, limit: int) -> Sequence[TaskItem]:
-        """Held-out ones, always the same."""
-        return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
-
-    def _item(self, place: int, split: str) -> TaskItem:
-        difficulty, ask_noise = self._prompts[place % len(self._prompts)]
-        question = Question(PRACTICE_FROM + place, difficulty, ask_noise, 0.0)
-        return TaskItem(
-            id=f"practice-{place}",
-            task=self._task,
-            family="calibrated",
-            level=1,
-            split="train" if split == "train" else "test",
-            question=question.text,
-            answer=right_answer(question),
-            kind=AnswerKind.MATH,
-            max_steps=MOST_STEPS,
-        )
+    def _question(self, place: int) -> Question:
+        return Question(PRACTICE_FROM + place, *self._prompts[place % len(self._prompts)], 0.0)

@@ -1,5 +1,4 @@
-"""What a validation sees, in the real run and in the simulated one: questions, answers, steps, calibrations. Knows plain values; knows
-nothing of how they came about."""
+"""What a validation sees, in the real run and in the simulated one: questions, answers, steps, calibrations."""
 
 from __future__ import annotations
 

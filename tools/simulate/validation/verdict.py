@@ -1,4 +1,4 @@
-"""The real run beside the simulated one, number by number. Knows quantiles and the goal; knows nothing of how either was made."""
+"""The real run beside the simulated one, number by number."""
 
 from __future__ import annotations
 

@@ -1,26 +1,18 @@
-"""The coordinator and the cloud behind it, for all calls of a stretch of time. Knows slots, budgets, rates, the breaker, outages and how
-often a client tries again; knows nothing of questions, learning or links.
-
-Of the coordinator's own code it uses what is pure: the breaker, prices, windows, floors. While the upstream is up nothing is taken one by
-one that arrays can tell.
-"""
+"""The coordinator and the cloud behind it, for all calls of a stretch of time: slots, the line before them, and budgets."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.calls.breaker import Breaker, BreakerState, Outcome, Pass
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart
-from tools.simulate.fleet.spans import Span
-from tools.simulate.vectorised.draws import Draws, Floats, Ints
-from tools.simulate.vectorised.money import Bids, Buckets, Purse, charged
-from tools.simulate.vectorised.slots import Slots
+from tools.simulate.vectorised.budgets import Bids, Budgets, charged
+from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
 
 ANSWERED, REFUSED, FAILED = 0, 1, 2
 POLICY = ClientPolicy()
@@ -32,9 +24,8 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls as they reach the coordinator, in any order. `patience_s`: until the client gives up; `hold_tokens` [2, N]: the
-    most input and output tokens each can have; `place`: how many calls of the same
-    learning step of the same device come before it."""
+    """Calls as they reach the coordinator, in any order. `patience_s`: until the client gives up; `hold_tokens` [2, N]: the most input and
+    output tokens each can have."""
 
     who: Ints
     task: Ints
@@ -43,7 +34,6 @@ class Calls:
     output_tokens: Ints
     hold_tokens: Ints
     patience_s: Floats
-    place: Ints
 
     @property
     def count(self) -> int:
@@ -53,9 +43,6 @@ class Calls:
     @classmethod
     def together(cls, batches: Sequence[Calls]) -> Calls:
         """Several behind each other."""
-        if not batches:
-            none = np.zeros(0, np.int64)
-            return cls(none, none, np.zeros(0), none, none, np.zeros((2, 0), np.int64), np.zeros(0), none)
         return cls(*(np.concatenate([getattr(each, name) for each in batches], axis=-1) for name in cls.__slots__))
 
 
@@ -73,47 +60,95 @@ class Replies:
         """Those of these calls."""
         return Replies(*(getattr(self, name)[first:last] for name in self.__slots__))
 
-    @classmethod
-    def none(cls) -> Replies:
-        """Of no calls."""
-        none = np.zeros(0, np.int64)
-        return cls(none, np.zeros(0), none, none)
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """When each call got its slot and gave it back; `taken` is False for those that found the line full or waited too long, which are
+    told so at `begins`."""
+
+    taken: Bools
+    begins: Floats
+    ends: Floats
+
+
+class Slots:
+    """The upstream's `slots`, and a line of at most `max_queue` before them: first come, first served.
+
+    While all calls that are under way have a slot, that is seen from arrays alone; only where calls must wait are they taken one by one.
+    """
+
+    def __init__(self, slots: int, max_queue: int) -> None:
+        self._slots = slots
+        self._max_queue = max_queue
+        self._ends = np.zeros(0)
+        self._starts: deque[float] = deque()
+        self.longest_queue = 0
+        self.most_in_flight = 0
+
+    def serve(self, arrives: Floats, takes_s: Floats, patience_s: Floats) -> Served:
+        """Calls in the order of their arrival, each waiting for at most `patience_s`."""
+        if not arrives.size:
+            return Served(np.zeros(0, bool), arrives, arrives)
+        first = float(arrives[0])
+        self._ends = self._ends[self._ends > first]
+        while self._starts and self._starts[0] <= first:
+            self._starts.popleft()
+        ends = arrives + takes_s
+        ended = np.searchsorted(np.sort(ends), arrives, side="right")
+        before = self._ends.size - np.searchsorted(np.sort(self._ends), arrives, side="right")
+        most = int((np.arange(1, arrives.size + 1) - ended + before).max())
+        if self._starts or most > self._slots:
+            return self._one_by_one(arrives, takes_s, patience_s)
+        self.most_in_flight = max(self.most_in_flight, most)
+        self._ends = np.concatenate([self._ends, ends])
+        return Served(np.ones(arrives.size, bool), arrives, ends)
+
+    def reset_peaks(self) -> None:
+        """Begin another interval of the report."""
+        self.longest_queue = self.most_in_flight = 0
+
+    def _one_by_one(self, arrives: Floats, takes_s: Floats, patience_s: Floats) -> Served:
+        free = heapq.nlargest(self._slots, [0.0] * max(0, self._slots - self._ends.size) + self._ends.tolist())
+        heapq.heapify(free)
+        taken, begins, ends = np.ones(arrives.size, bool), arrives.copy(), arrives.copy()
+        calls = zip(arrives.tolist(), takes_s.tolist(), patience_s.tolist(), strict=True)
+        for place, (arrival, takes, patience) in enumerate(calls):
+            while self._starts and self._starts[0] <= arrival:
+                self._starts.popleft()
+            start = max(arrival, free[0])
+            full = len(self._starts) >= self._max_queue
+            if start > arrival and (full or start - arrival > patience):
+                taken[place] = False
+                begins[place] = ends[place] = arrival + (0.0 if full else patience)
+                continue
+            if start > arrival:
+                self._starts.append(start)
+                self.longest_queue = max(self.longest_queue, len(self._starts))
+            heapq.heapreplace(free, start + takes)
+            begins[place], ends[place] = start, start + takes
+        self.most_in_flight = self._slots
+        self._ends = np.asarray(free)
+        return Served(taken, begins, ends)
 
 
 class Cloud:
-    """The coordinator's side. `down` and `gone`: spans of time in which the upstream refuses, and in which the coordinator is not there."""
+    """The coordinator's side."""
 
-    def __init__(
-        self,
-        part: CloudPart,
-        coordinator: CoordinatorPart,
-        devices: int,
-        tasks: int,
-        draws: Draws,
-        down: Sequence[Span] = (),
-        gone: Sequence[Span] = (),
-    ) -> None:
-        self._part = part
-        self._draws = draws
-        self._down = tuple(down)
-        self._gone = tuple(gone)
+    def __init__(self, part: CloudPart, coordinator: CoordinatorPart, devices: int, tasks: int, draws: Draws) -> None:
+        self.part = part
+        self.draws = draws
         self.slots = Slots(part.slots, part.max_queue)
-        self.purse = Purse(coordinator.budgets, coordinator.fleet.fairness_floor, devices, tasks)
-        self._fleet_rate = Buckets(coordinator.rates.fleet, 1)
-        self._device_rate = Buckets(coordinator.rates.device, devices)
-        self._breaker = Breaker()
-        self._queue_wait_s = coordinator.service.max_queue_wait_s
+        self.budgets = Budgets(coordinator.budgets, coordinator.fleet.fairness_floor, devices, tasks)
+        self.queue_wait_s = coordinator.service.max_queue_wait_s
         self.errors: Counter[str] = Counter()
 
     def configure(self, coordinator: CoordinatorPart) -> None:
         """Hold later calls to this configuration."""
-        self.purse.configure(coordinator.budgets, coordinator.fleet.fairness_floor)
-        self._fleet_rate.configure(coordinator.rates.fleet)
-        self._device_rate.configure(coordinator.rates.device)
+        self.budgets.configure(coordinator.budgets, coordinator.fleet.fairness_floor)
 
     def ask(self, calls: Calls, now: float) -> Replies:
         """What becomes of these calls. `now`: seconds since the epoch."""
-        self.purse.enter(now)
+        self.budgets.enter(now)
         ask = _Asking(self, calls)
         while ask.open.size:
             ask.once()
@@ -124,16 +159,16 @@ class _Asking:
     """Calls under way: each round takes all that are open, in the order of time."""
 
     def __init__(self, cloud: Cloud, calls: Calls) -> None:
-        count, part = calls.count, cloud._part
+        count, part = calls.count, cloud.part
         self._cloud, self._calls = cloud, calls
         self._at = calls.at.astype(np.float64)
         self._end = self._at + calls.patience_s
         self._tries = np.zeros(count, np.int64)
-        first_s = cloud._draws.log_normals(count, part.first_token_s, part.spread).astype(np.float64)
+        first_s = cloud.draws.log_normals(count, part.first_token_s, part.spread).astype(np.float64)
         self._service_s = np.minimum(COMMITS_S + first_s + (calls.output_tokens - 1) / part.tokens_per_s, part.deadline_s)
-        self._charge = charged(calls.input_tokens, calls.output_tokens, part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
-        most = charged(calls.hold_tokens[0], calls.hold_tokens[1], part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok)
-        self._hold = np.maximum(self._charge, most)
+        prices = part.price_in_uusd_per_mtok, part.price_out_uusd_per_mtok
+        self._charge = charged(calls.input_tokens, calls.output_tokens, *prices)
+        self._hold = np.maximum(self._charge, charged(calls.hold_tokens[0], calls.hold_tokens[1], *prices))
         self.open = np.arange(count)
         self.outcome = np.full(count, FAILED)
         self.done_at = self._at.copy()
@@ -141,155 +176,50 @@ class _Asking:
 
     def once(self) -> None:
         """One round; calls to be tried again stay open, with the time of their next try."""
-        who = self.open[np.argsort(self._at[self.open], kind="stable")]
+        cloud, who = self._cloud, self.open[np.argsort(self._at[self.open], kind="stable")]
         self.open = who[:0]
-        for step in (self._where_it_is_gone, self._where_it_is_down, self._too_fast, self._hopeless):
-            if who.size:
-                who = step(who)
-        if who.size:
-            self._serve(who)
-
-    def _where_it_is_gone(self, who: Ints) -> Ints:
-        """No coordinator: the client tries to connect for a while, and then answers by itself."""
-        for begins, ends in self._cloud._gone:
-            away = (self._at[who] >= begins) & (self._at[who] < ends)
-            if away.any():
-                lost = who[away]
-                patience = np.minimum(self._at[lost] + POLICY.connect_timeout_s, self._end[lost])
-                back = patience >= ends
-                self._at[lost[back]] = ends
-                self._fail(lost[~back], patience[~back])
-                who = np.concatenate([who[~away], lost[back]])
-                who = who[np.argsort(self._at[who], kind="stable")]
-        return who
-
-    def _where_it_is_down(self, who: Ints) -> Ints:
-        """The upstream refuses, or its breaker is open: one by one, through the real breaker."""
-        cloud = self._cloud
-        last, first = float(self._at[who[-1]]), float(self._at[who[0]])
-        troubled = any(begins <= last and first < ends for begins, ends in cloud._down)
-        if troubled or cloud._breaker.state(first) is not BreakerState.CLOSED:
-            return self._through_the_breaker(who)
-        if not cloud._part.error_rate:
-            return who
-        failed = cloud._draws.coins(who.size, cloud._part.error_rate)
-        again = cloud._draws.coins(who.size, cloud._part.error_rate)
-        cloud.errors["refused"] += int(failed.sum() + (failed & again).sum())
-        self._at[who[failed]] += POLICY.first_backoff_s * 0.75
-        self._fail(who[failed & again], self._at[who[failed & again]])
-        who = who[~(failed & again)]
-        return who[np.argsort(self._at[who], kind="stable")]
-
-    def _through_the_breaker(self, who: Ints) -> Ints:
-        """Each try as the client makes it; a probe keeps the breaker half open until it ends."""
-        line = [(float(self._at[one]), int(one), 0, 0) for one in who]
-        heapq.heapify(line)
-        probes: dict[int, Pass] = {}
-        passed_on: list[int] = []
-        while line:
-            at, one, tries, failures = heapq.heappop(line)
-            if one < 0:
-                self._cloud._breaker.leave(probes.pop(-1 - one), Outcome.GOOD, at)
-                continue
-            delay_s, failures, leave = self._tried(at, tries, failures)
-            if leave is not None:
-                self._at[one] = at
-                passed_on.append(one)
-                if leave.probe:
-                    probes[one] = leave
-                    heapq.heappush(line, (at + float(self._service_s[one]), -1 - one, 0, 0))
-                else:
-                    self._cloud._breaker.leave(leave, Outcome.GOOD, at)
-            elif failures >= POLICY.max_upstream_failures or tries > POLICY.max_retries or delay_s >= self._end[one] - at:
-                self._fail(np.array([one]), np.array([at]))
-            else:
-                heapq.heappush(line, (at + delay_s, one, tries + 1, failures))
-        return np.array(passed_on, np.int64)
-
-    def _tried(self, at: float, tries: int, failures: int) -> tuple[float, int, Pass | None]:
-        """A try: seconds until the next one, the upstream's failures so far, and leave to ask an upstream that is there."""
-        cloud, breaker = self._cloud, self._cloud._breaker
-        leave, delay_s = breaker.enter(at), POLICY.first_backoff_s * 2.0 ** max(0, tries - 1) * 0.75
-        if leave is None:
-            return max(delay_s, breaker.wait_s(at)), failures, None
-        if not any(begins <= at < ends for begins, ends in cloud._down):
-            return 0.0, failures, leave
-        breaker.leave(leave, Outcome.BAD, at)
-        cloud.errors["down"] += 1
-        return delay_s, failures + 1, None
-
-    def _too_fast(self, who: Ints) -> Ints:
-        cloud, zero = self._cloud, np.zeros(who.size, np.int64)
-        waits = cloud._fleet_rate.waits_s(zero, self._at[who])
-        slow = waits > 0.0
-        waits[~slow] = cloud._device_rate.waits_s(self._calls.who[who[~slow]], self._at[who[~slow]])
-        slow = waits > 0.0
-        self._again(who[slow], np.maximum(waits[slow], self._backoff_s(who[slow])))
-        return who[~slow]
-
-    def _hopeless(self, who: Ints) -> Ints:
-        left = self._cloud.purse.may_fit(self._bids(who, self._at[who]))
-        self._refuse(who[~left], self._at[who[~left]])
-        return who[left]
-
-    def _serve(self, who: Ints) -> None:
-        cloud = self._cloud
-        patience = np.minimum(cloud._queue_wait_s, self._end[who] - self._at[who])
+        hopeful = cloud.budgets.may_fit(self._bids(who, self._at[who]))
+        self._refuse(who[~hopeful], self._at[who[~hopeful]])
+        who = who[hopeful]
+        patience = np.minimum(cloud.queue_wait_s, self._end[who] - self._at[who])
         served = cloud.slots.serve(self._at[who], self._service_s[who], patience)
         full = who[~served.taken]
         self._at[full] = served.begins[~served.taken]
-        self._again(full, np.maximum(RETRY_AFTER_S, self._backoff_s(full)))
+        self._again(full)
         who, begins, ends = who[served.taken], served.begins[served.taken], served.ends[served.taken]
         if not who.size:
             return
         order = np.argsort(begins, kind="stable")
         who, begins, ends = who[order], begins[order], ends[order]
-        taken = cloud.purse.admit(self._bids(who, ends))
+        taken = cloud.budgets.admit(self._bids(who, ends))
         self._refuse(who[~taken], begins[~taken])
-        self._answer(who[taken], begins[taken], ends[taken])
+        self._answer(who[taken], ends[taken])
 
-    def _answer(self, who: Ints, begins: Floats, ends: Floats) -> None:
-        cloud = self._cloud
+    def _answer(self, who: Ints, ends: Floats) -> None:
+        """What ends after its client's patience is charged at its hold."""
         self.charged_calls[who] = 1
         self.spend_uusd[who] = self._charge[2, who]
         late = ends > self._end[who]
-        in_time = ~late
-        for killed, back in cloud._gone:
-            cut = (begins < killed) & (ends > killed)
-            if cut.any():
-                self.spend_uusd[who[cut]] = self._hold[2, who[cut]]
-                self._fail(who[cut], np.minimum(back, self._end[who[cut]]))
-                in_time &= ~cut
-                late &= ~cut
         self.spend_uusd[who[late]] = self._hold[2, who[late]]
-        cloud.errors["deadline"] += int(late.sum())
-        self._fail(who[late], self._end[who[late]])
-        kept = who[in_time]
-        self.outcome[kept] = ANSWERED
-        self.done_at[kept] = ends[in_time]
+        self._cloud.errors["deadline"] += int(late.sum())
+        self.done_at[who] = np.minimum(ends, self._end[who])
+        self.outcome[who[~late]] = ANSWERED
 
     def _bids(self, who: Ints, until: Floats) -> Bids:
         calls = self._calls
-        return Bids(
-            calls.who[who], calls.task[who], self._at[who], until, self._hold[:, who], self._charge[:, who], calls.place[who]
-        )
+        return Bids(calls.who[who], calls.task[who], self._at[who], until, self._hold[:, who], self._charge[:, who])
 
-    def _backoff_s(self, who: Ints) -> Floats:
-        ceiling = np.minimum(POLICY.max_backoff_s, POLICY.first_backoff_s * 2.0 ** self._tries[who])
-        return np.asarray(ceiling * (0.5 + 0.5 * self._cloud._draws.uniforms(who.size)))
-
-    def _again(self, who: Ints, delay_s: Floats) -> None:
+    def _again(self, who: Ints) -> None:
         """Try again later, or give up where time or patience is over."""
         if not who.size:
             return
+        ceiling = np.minimum(POLICY.max_backoff_s, POLICY.first_backoff_s * 2.0 ** self._tries[who])
+        delay_s = np.maximum(RETRY_AFTER_S, ceiling * (0.5 + 0.5 * self._cloud.draws.uniforms(who.size)))
         self._tries[who] += 1
         over = (self._tries[who] > POLICY.max_retries) | (delay_s >= self._end[who] - self._at[who])
-        self._fail(who[over], self._at[who[over]])
+        self.done_at[who[over]] = self._at[who[over]]
         self._at[who[~over]] += delay_s[~over]
         self.open = np.concatenate([self.open, who[~over]])
-
-    def _fail(self, who: Ints, at: Floats) -> None:
-        self.done_at[who] = at
 
     def _refuse(self, who: Ints, at: Floats) -> None:
         self.outcome[who] = REFUSED

@@ -1,4 +1,4 @@
-"""Budget dials of many devices. Knows the law of `edge.budget.dial` for arrays; knows nothing of questions, time or money.
+"""Budget dials of many devices: the law of `edge.budget.dial` for arrays.
 
 The law and its constants are those of `HelpDial`; a test holds both against each other, question by question.
 """

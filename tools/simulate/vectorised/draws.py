@@ -1,4 +1,4 @@
-"""Chance for many devices at once. Knows distributions and a seed; knows nothing of devices or of what is drawn for."""
+"""Chance for many devices at once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ class Draws:
     def uniforms(self, count: int) -> Floats:
         """On [0, 1)."""
         return self._rng.random(count, np.float32)
-
-    def coins(self, count: int, share: float) -> Bools:
-        """True with this probability; nothing is drawn where it is 0 or 1."""
-        if share <= 0.0 or share >= 1.0:
-            return np.full(count, share >= 1.0)
-        return self.uniforms(count) < np.float32(share)
 
     def normals(self, count: int) -> Floats:
         """Standard normal."""
@@ -62,12 +56,6 @@ class Draws:
         if share <= 0.0:
             return np.zeros(count, np.int64)
         return self._rng.geometric(1.0 - min(share, 0.999), count) - 1
-
-    def thousandths(self, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """Uniform on 0 .. 65535: many cheap draws with a grain of 1.5e-5."""
-        count = int(np.prod(shape))
-        words = self._rng.integers(0, 2**64, -(-count // 4), np.uint64, endpoint=False)
-        return words.view(np.uint16)[:count].reshape(shape)
 
     def arrivals(self, devices: int, rate_per_s: float, begins: float, ends: float) -> tuple[Ints, Floats]:
         """Poisson arrivals at each of so many devices between two times: (device, second as float64), by device and then by time."""

@@ -1,4 +1,4 @@
-"""A clock over the virtual time, which can jump. Knows an offset; knows nothing of who reads it."""
+"""A clock over the virtual time, which can jump."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A disk that forgets what was not synced, under the production commit logic. Knows batches, syncs, failures and crashes; knows nothing of
-gRPC, providers or what the rows mean.
+"""A disk that forgets what was not synced, under the production commit logic.
 
 A crash loses what was not synced; one in the middle of a sync leaves either all or nothing of the batch, as the seed says.
 """

@@ -1,5 +1,4 @@
-"""The seeded event loop: virtual time, and at each step one ready handle chosen by the seed. Knows handles, timers and hosts; knows
-nothing of what runs.
+"""The seeded event loop: virtual time, and at each step one ready handle chosen by the seed.
 
 A host is something that can die: its handles are told apart by a context variable, and those of a dead host are never run again, so that
 a crash is nothing but no longer stepping it. Threads, executors and sockets are refused. What a set of tasks or futures is iterated in
@@ -12,6 +11,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -309,3 +309,14 @@ def quiet_finalisers() -> Iterator[None]:
             yield
     finally:
         sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """The log of the real parts would say what the simulation's own story says."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,5 +1,4 @@
-"""Messages between simulated devices and a simulated coordinator. Knows bytes, delays, losses and broken connections; knows nothing of what
-the messages say.
+"""Messages between simulated devices and a simulated coordinator.
 
 Both ends are the real ones: the generated stub of the client with its serialisers calls a `SimulatedChannel`, and the service puts its
 handlers into a `ServiceEndpoint`. A request or a reply may be lost, come late, out of order, or twice; RPCs may be unary or streams in one
@@ -17,6 +16,8 @@ from typing import Any, NoReturn
 
 import grpc
 
+from edge.rpc.grpc_client import ClientPolicy
+from tools.batch_client import BatchingClient
 from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
@@ -56,6 +57,11 @@ class LinkFaults:
     cut: bool = False
     reorder: float = 0.0
     lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.drop = self.duplicate = self.late = self.reorder = 0.0
+        self.cut = False
 
 
 @dataclass(slots=True)
@@ -534,6 +540,17 @@ class SimulatedStream:
         if not self._exchange.over:
             self._exchange.answer("error", rpc_error(grpc.StatusCode.CANCELLED, "cancelled"))
             self._channel.give_up(self._exchange)
+
+
+class SimulatedClient(BatchingClient):
+    """The real client over a simulated channel."""
+
+    def __init__(self, channel: SimulatedChannel, device_id: str, policy: ClientPolicy, seed: int) -> None:
+        super().__init__("unix:simulated", device_id=device_id, policy=policy, seed=seed)
+        self._simulated = channel
+
+    def _open_channel(self) -> Any:
+        return self._simulated
 
 
 def size_of(value: Any) -> int:

@@ -1,6 +1,4 @@
-"""A coordinator in the simulated world: the real broker, controller, handlers and services over the simulated disk, upstream and network.
-Knows how it starts, takes a changed configuration, dies and starts again; knows nothing of devices.
-"""
+"""A coordinator in the simulated world: real broker, controller, handlers and services over simulated disk, upstream and network."""
 
 from __future__ import annotations
 

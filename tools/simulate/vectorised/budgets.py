@@ -1,5 +1,4 @@
-"""Budgets of a fleet as arrays: which calls fit. Knows limits, windows, holds, shares and rates of starting; knows nothing of upstreams
-or λ.
+"""Budgets of a fleet as arrays: which calls fit.
 
 As in the ledger a call must fit with the most it can cost into every budget concerned, until it ends and its true cost is known. While a
 budget has room for all calls of a batch, or for none, that is seen at once; only where it runs out are they taken one by one.
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.config import BudgetsConfig, LimitConfig, RateConfig
+from coordinator.config import BudgetsConfig, LimitConfig
 from coordinator.ledger.budgets import window_label
 from coordinator.ledger.fairness import PPM, floor_target
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
@@ -37,8 +36,7 @@ def is_limited(limit: LimitConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bids:
-    """Calls in the order of time that ask for room: who, when, until when; the most each can cost and what it will, [UNITS, N]. `place`:
-    how many calls of the same step of this device come before it."""
+    """Calls in the order of time that ask for room: who, when, until when; the most each can cost and what it will, [UNITS, N]."""
 
     who: Ints
     task: Ints
@@ -46,19 +44,11 @@ class Bids:
     until: Floats
     hold: Amounts
     charge: Amounts
-    place: Ints
 
     def of(self, kept: Bools | Ints) -> Bids:
         """Some of them."""
-        return Bids(
-            self.who[kept],
-            self.task[kept],
-            self.at[kept],
-            self.until[kept],
-            self.hold[:, kept],
-            self.charge[:, kept],
-            self.place[kept],
-        )
+        own = (self.who[kept], self.task[kept], self.at[kept], self.until[kept])
+        return Bids(*own, self.hold[:, kept], self.charge[:, kept])
 
 
 class SharedBudget:
@@ -213,8 +203,7 @@ class OwnBudgets:
         """Which calls have room."""
         if not is_limited(self.limit):
             return np.ones(bids.at.size, bool)
-        needed = bids.hold * (1 + bids.place)
-        return np.asarray((self._used[:, bids.who] + needed <= self._limits[:, None]).all(axis=0))
+        return np.asarray((self._used[:, bids.who] + bids.hold <= self._limits[:, None]).all(axis=0))
 
     def charge(self, bids: Bids) -> None:
         """These calls were taken."""
@@ -222,7 +211,7 @@ class OwnBudgets:
             np.add.at(self._used[unit], bids.who, bids.charge[unit])
 
 
-class Purse:
+class Budgets:
     """All budgets, asked in the ledger's order."""
 
     def __init__(self, config: BudgetsConfig, floor: float, devices: int, tasks: int) -> None:
@@ -271,37 +260,6 @@ class Purse:
         """The budgets of many devices, and whose calls each concerns."""
         by_task = [(budget, bids.task == task) for task, budget in enumerate(self._fleet_tasks)]
         return [(self.fleet, np.ones(bids.at.size, bool)), *by_task]
-
-
-class Buckets:
-    """Rates of starting calls: a bucket for each of so many, full at first."""
-
-    def __init__(self, rate: RateConfig, count: int) -> None:
-        self._rate = rate
-        self._count = count
-        self._level = np.zeros(0)
-        self._at = np.zeros(0)
-        self.configure(rate)
-
-    def configure(self, rate: RateConfig) -> None:
-        """Hold later calls to this."""
-        self._rate = rate
-        if rate.calls_per_min is not None and not self._level.size:
-            self._level, self._at = np.full(self._count, float(rate.most_at_once)), np.zeros(self._count)
-
-    def waits_s(self, who: Ints, at: Floats) -> Floats:
-        """Seconds after which each call may be tried again; 0 where it passed. Calls in the order of time."""
-        if self._rate.calls_per_min is None:
-            return np.zeros(at.size)
-        per_s, most = self._rate.calls_per_min / 60.0, float(self._rate.most_at_once)
-        waits = np.zeros(at.size)
-        for place, (one, now) in enumerate(zip(who.tolist(), at.tolist(), strict=True)):
-            level = min(most, self._level[one] + max(0.0, now - self._at[one]) * per_s)
-            self._at[one] = max(now, self._at[one])
-            passes = level >= 1.0 - 1e-9
-            self._level[one] = level - passes
-            waits[place] = 0.0 if passes else (1.0 - level) / per_s
-        return waits
 
 
 def charged(input_tokens: Ints, output_tokens: Ints, price_in: int, price_out: int) -> Amounts:

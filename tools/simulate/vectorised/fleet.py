@@ -1,0 +1,332 @@
+"""The vectorised fleet: a scenario played in arrays, for its dials, its budgets and its latencies.
+
+Time goes on in stretches of a minute, cut where an hour, an interval of the report or an event ends. In each, questions are asked in rounds
+(no device twice in one), their calls go to the cloud together in the order of time, and answers are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from coordinator.config import ANY_TASK, TaskConfig
+from edge.core.errors import UsageError
+from tools.simulate.fleet.cloud import TURN_TOKENS, most_tokens
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.link import OVERHEAD_BYTES
+from tools.simulate.fleet.machine import COOL_S
+from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
+from tools.simulate.fleet.profiles import load_device, load_link
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
+from tools.simulate.fleet.tally import jain_index, quantiles
+from tools.simulate.reports.result import FORMAT, SOURCES, CloudResult, GroupResult, SimulationResult, rounded
+from tools.simulate.vectorised.cloud import ANSWERED, REFUSED, Calls, Cloud, Replies
+from tools.simulate.vectorised.dials import FleetDials
+from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
+from tools.simulate.vectorised.tally import Tally, share
+
+STRETCH_S = 60.0
+LOCAL, CLOUD, FALLBACK = range(len(SOURCES))
+REQUEST_BYTES, REPLY_BYTES = 180.0, 250.0
+"""About what the simulated questions and completions take on the wire."""
+BUDGET, UNREACHABLE = "budget", "unreachable"
+"""Why somebody who should have had the cloud's answer had none; words of `fleet.tally`."""
+DOWN_SHARE = 0.005
+"""Of the time that a link may be down on average, and be taken for one that never is."""
+Hardware = tuple[DeviceSpeed, LinkModel]
+
+
+def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "") -> SimulationResult:
+    """Play a scenario, with its own seed where none is given; `name` is what the result calls it. Raises UsageError for a device or link
+    that is not known, and for what only the exact simulation plays."""
+    hardware = [_hardware(part) for part in scenario.groups]
+    found = only_exact(scenario, hardware)
+    if found:
+        told = f"the vectorised fleet has dials, budgets and latencies only; this scenario has {', '.join(found)}"
+        raise UsageError(told, hint="play it without --vectorised")
+    world = _World(scenario, scenario.seed if seed is None else seed, hardware)
+    world.run()
+    return world.result(name)
+
+
+def only_exact(scenario: Scenario, hardware: Sequence[Hardware]) -> list[str]:
+    """What of a scenario the vectorised fleet does not play, in a few words each."""
+    found: list[str] = []
+    for part, (speed, link) in zip(scenario.groups, hardware, strict=True):
+        down = link.offline_hours is not None or link.mean_down_s > DOWN_SHARE * (link.mean_up_s or np.inf)
+        has = {
+            "learning": part.learning is not None,
+            "a price other than calls": part.price != "calls",
+            "demand that changes": bool(part.demand) or set(part.by_weekday) != {1.0},
+            "prompts of different lengths": part.tokens.prompt_further > 0.0,
+            "batteries (on_mains is false)": speed.battery_wh is not None,
+            "a link that is down for long": down,
+        }
+        found += [f"{what} in group {part.name}" for what, is_so in has.items() if is_so]
+    outages = ("cloud_down_for_s", "coordinator_down_for_s", "links_down_for_s")
+    found += ["outages"] if any(getattr(event, name) for event in scenario.events for name in outages) else []
+    found += ["errors of the cloud"] if scenario.cloud.error_rate else []
+    rates = [rate.calls_per_min for _, part in scenario.configurations() for rate in (part.rates.fleet, part.rates.device)]
+    return found + (["rates of starting calls"] if any(rates) else [])
+
+
+def _hardware(part: GroupPart) -> Hardware:
+    speed = load_device(part.device, part.model)
+    return replace(speed, battery_wh=None) if part.on_mains else speed, load_link(part.link)
+
+
+class _World:
+    def __init__(self, scenario: Scenario, seed: int, hardware: Sequence[Hardware]) -> None:
+        self._scenario, self._seed = scenario, seed
+        self._coordinator = scenario.coordinator
+        every_s, lasts_s = scenario.report_every_s, scenario.lasts_s
+        count = int(np.ceil(lasts_s / every_s - 1e-9))
+        self._ends_at = [min(lasts_s, (place + 1) * every_s) for place in range(count)]
+        names = tuple(dict.fromkeys(group.task for group in scenario.groups))
+        self._cloud = Cloud(scenario.cloud, scenario.coordinator, scenario.devices, len(names), Draws(seed, "cloud"))
+        self._groups: list[_Group] = []
+        for part, parts in zip(scenario.groups, hardware, strict=True):
+            offset = sum(group.part.devices for group in self._groups)
+            tally = Tally(part.devices, count, every_s, scenario.warm_up_s)
+            self._groups.append(
+                _Group(part, scenario, parts, tally, Draws(seed, "group", part.name), offset, names.index(part.task))
+            )
+        self._changes = scenario.configurations()[1:]
+        self._curves: dict[str, list[int | None]] = {
+            name: [] for name in ("queue", "in_flight", "spend_uusd", "calls", "limit_uusd", "limit_calls")
+        }
+
+    def run(self) -> None:
+        interval = 0
+        for begins, ends in pairwise(self._edges()):
+            while self._changes and self._changes[0][0] <= begins:
+                _, self._coordinator = self._changes.pop(0)
+                self._cloud.configure(self._coordinator)
+            self._ask(begins, ends)
+            if ends >= self._ends_at[interval] - 1e-9:
+                self._interval_ends(ends)
+                interval += 1
+
+    def _edges(self) -> list[float]:
+        """The edges of all stretches, from 0 to the end."""
+        lasts_s = self._scenario.lasts_s
+        first_hour = (-self._scenario.starts_at_h % 1.0) * HOUR_S
+        edges = {0.0, lasts_s, *self._ends_at, *(event.at_h * HOUR_S for event in self._scenario.events)}
+        edges |= {*np.arange(first_hour, lasts_s, HOUR_S).tolist(), *np.arange(0.0, lasts_s, STRETCH_S).tolist()}
+        return sorted(edge for edge in edges if edge <= lasts_s)
+
+    def _ask(self, begins: float, ends: float) -> None:
+        now = self._calendar(begins)
+        asking = [(group, group.questions(begins, ends)) for group in self._groups]
+        while asking:
+            rounds = [(group, group.ask(*one), lines) for group, lines in asking if (one := next(lines, None)) is not None]
+            asking = [(group, lines) for group, _, lines in rounds]
+            if not rounds:
+                return
+            batches = [group.calls(asked) for group, asked, _ in rounds]
+            whole = Calls.together(batches)
+            replies = self._cloud.ask(whole, now)
+            bounds = np.cumsum([0, *(batch.count for batch in batches)])
+            for (group, asked, _), (first, last) in zip(rounds, pairwise(bounds.tolist()), strict=True):
+                group.answer(asked, replies.part(first, last))
+
+    def _interval_ends(self, ends: float) -> None:
+        for group in self._groups:
+            group.tally.target_rates.append(rounded(self._target_rate(group, ends)))
+        charged, limit, slots = self._cloud.budgets.fleet.charged(ends), self._cloud.budgets.fleet.limit, self._cloud.slots
+        found = (slots.longest_queue, slots.most_in_flight, int(charged[2]), int(charged[0]))
+        for values, value in zip(self._curves.values(), (*found, limit.spend_limit_uusd, limit.calls_limit), strict=True):
+            values.append(value)
+        slots.reset_peaks()
+
+    def _target_rate(self, group: _Group, at: float) -> float:
+        """τ in force of people's questions: of the dial, or the coordinator's."""
+        if group.part.dial is not None:
+            return group.part.dial
+        tasks = self._coordinator.tasks
+        terms = tasks.get(group.part.task) or tasks.get(ANY_TASK) or TaskConfig()
+        return terms.rate_at(0, self._calendar(at))
+
+    def _calendar(self, at: float) -> float:
+        return MONDAY_MIDNIGHT + self._scenario.starts_at_h * HOUR_S + at
+
+    def result(self, name: str) -> SimulationResult:
+        scenario, curves = self._scenario, self._curves
+        calls = np.concatenate([group.tally.calls_by_device for group in self._groups]).tolist()
+        changed = [event.at_h * HOUR_S for event in scenario.events]
+        cloud = CloudResult(
+            at_s=[rounded(at) for at in self._ends_at],
+            up=[1.0] * len(self._ends_at),
+            fleet_dual=[None] * len(self._ends_at),
+            errors=dict(sorted((what, count) for what, count in self._cloud.errors.items() if count)),
+            ledger_violations=0,
+            jain_index=jain_index(calls),
+            **curves,  # type: ignore[arg-type]
+        )
+        return SimulationResult(
+            format=FORMAT,
+            scenario=name,
+            about=scenario.about,
+            engine="vectorised",
+            seed=self._seed,
+            virtual_s=scenario.lasts_s,
+            warm_up_s=scenario.warm_up_s,
+            devices=scenario.devices,
+            groups=[group.result(self._ends_at) for group in self._groups],
+            cloud=cloud,
+            events=[(rounded(at), "the coordinator reads a changed configuration") for at in sorted(changed)],
+            assertions=[],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One question each of several devices, answered as far as the device alone can; `calling`: the places of those that ask."""
+
+    who: Ints
+    begins: Floats
+    first: Floats
+    decided: Floats
+    difficulty: Floats
+    right: Bools
+    local_tokens: Floats
+    calling: Ints
+
+
+class _Group:
+    """The devices of one group. `offset`: the number of the first one in the fleet; `task`: the number of their task."""
+
+    def __init__(
+        self, part: GroupPart, scenario: Scenario, hardware: Hardware, tally: Tally, draws: Draws, offset: int, task: int
+    ) -> None:
+        self.part, self.tally = part, tally
+        self._scenario, self._draws, self._offset, self._task = scenario, draws, offset, task
+        self._speed, self._link = hardware
+        self._mind, self._nature = part.mind.value(), part.nature.value()
+        self._dials = None if part.dial is None else FleetDials(part.devices, part.dial)
+        self._most_tokens = most_tokens(part.tokens)
+        self._token_s = 1.0 / self._speed.decode_rate(1)
+        self._read_s = self._speed.overhead_s + part.tokens.prompt / self._speed.prefill_tokens_per_s
+        self._free_at = np.zeros(part.devices)
+        heats = part.devices if self._speed.throttle_after_s is not None else 0
+        self._busy_until, self._hot_since = np.full(heats, -np.inf), np.zeros(heats)
+
+    def questions(self, begins: float, ends: float) -> Iterator[tuple[Ints, Floats]]:
+        """Who is asked when in this time, in rounds in which nobody is asked twice."""
+        rate = self.part.questions_per_day / DAY_S * self.part.hour_weights[int(self._scenario.hour_at(begins + 1e-6))]
+        who, when = self._draws.arrivals(self.part.devices, rate, begins, ends)
+        while who.size:
+            first = np.ones(who.size, bool)
+            first[1:] = who[1:] != who[:-1]
+            yield who[first], when[first]
+            who, when = who[~first], when[~first]
+
+    def ask(self, who: Ints, arrived: Floats) -> _Round:
+        """Each of these devices is asked a question, when it has answered the one before; none after the end."""
+        begins = np.maximum(arrived, self._free_at[who])
+        who, begins = who[begins < self._scenario.lasts_s], begins[begins < self._scenario.lasts_s]
+        part, draws, count = self.part, self._draws, who.size
+        mean = part.difficulty.mean_at(float(begins[0])) if count else 0.0
+        difficulty = draws.within_unit(count, mean, part.difficulty.spread)
+        log_odds = np.asarray(help_log_odds(self._mind, self._nature, difficulty, draws.normals(count)), np.float32)
+        broken = draws.uniforms(count) < np.float32(self._nature.broken)
+        settings = None if self._dials is None else self._dials.settings(who)
+        asked = (log_odds + (np.float32(0.0) if settings is None else settings.bias) > 0.0) & ~broken
+        if self._dials is not None and settings is not None:
+            self._dials.answered(who, settings, asked, np.where(broken, np.float32(np.inf), log_odds))
+        right = (draws.uniforms(count) < sigmoid(right_log_odds(self._mind, self._nature, difficulty))) & ~broken
+        tokens = draws.log_normals(count, part.tokens.local, part.tokens.local_spread)
+        said = np.maximum(1.0, np.rint(np.where(asked, tokens * np.float32(part.tokens.asking_share), tokens)))
+        work_s = np.stack([np.full(count, self._read_s + self._token_s), self._read_s + said * self._token_s], axis=1)
+        first, decided = (begins[:, None] + self._heated(who, begins, work_s)).T
+        return _Round(who, begins, first, decided, difficulty, right, tokens, np.flatnonzero(asked))
+
+    def calls(self, asked: _Round) -> Calls:
+        """The calls of a round as they reach the coordinator."""
+        part, who = self.part.tokens, asked.who[asked.calling]
+        wished = np.rint(self._draws.log_normals(who.size, part.cloud, part.cloud_spread))
+        return Calls(
+            who=who + self._offset,
+            task=np.full(who.size, self._task),
+            at=asked.decided[asked.calling] + self._delays_s(who.size, REQUEST_BYTES, up=True),
+            input_tokens=np.full(who.size, part.prompt),
+            output_tokens=np.clip(wished, 1, self._most_tokens).astype(np.int64),
+            hold_tokens=np.full((2, who.size), [[part.prompt + TURN_TOKENS], [self._most_tokens]]),
+            patience_s=np.full(who.size, self._scenario.cloud.deadline_s),
+        )
+
+    def answer(self, asked: _Round, replies: Replies) -> None:
+        """The round's answers, with what became of its calls."""
+        calling, count = asked.calling, asked.calling.size
+        got = replies.outcome == ANSWERED
+        source, known = np.full(asked.who.size, LOCAL), asked.decided.copy()
+        source[calling] = np.where(got, CLOUD, FALLBACK)
+        known[calling] = replies.done_at + np.maximum(*(self._delays_s(count, REPLY_BYTES, up=False) for _ in range(2)))
+        alone = np.flatnonzero(source == FALLBACK)
+        rest = np.maximum(1.0, np.rint(asked.local_tokens[alone] * np.float32(1.0 - self.part.tokens.asking_share)))
+        again_s = np.zeros(source.size)
+        again_s[alone] = self._heated(asked.who[alone], known[alone], (rest * self._token_s)[:, None])[:, 0]
+        right = asked.right.copy()
+        right[calling[got]] = self._draws.uniforms(int(got.sum())) < cloud_right(self._nature, asked.difficulty[calling[got]])
+        done, worked_s = known + again_s, asked.decided - asked.begins + again_s
+        self._free_at[asked.who] = done
+        self.tally.answered(done, source, asked.first - asked.begins, done - asked.begins, right, worked_s)
+        refused = int((replies.outcome == REFUSED).sum())
+        self.tally.refused.update({BUDGET: refused, UNREACHABLE: int(alone.size) - refused})
+        paid = replies.charged_calls > 0
+        self.tally.called(replies.done_at[paid], asked.who[calling[paid]], replies.spend_uusd[paid])
+
+    def _delays_s(self, count: int, size_bytes: float, *, up: bool) -> Floats:
+        """Seconds that messages of this size take in one direction."""
+        link, draws = self._link, self._draws
+        rate = link.up_bytes_per_s if up else link.down_bytes_per_s
+        delay = link.rtt_s / 2.0 + draws.exponentials(count, link.jitter_s / 2.0) + (size_bytes + OVERHEAD_BYTES) / rate
+        return np.asarray(delay + link.retransmit_s * draws.failures(count, link.loss))
+
+    def _heated(self, who: Ints, at: Floats, seconds: Floats) -> Floats:
+        """How long work [N, K] takes that would take so many seconds at full speed, all of it begun at `at`."""
+        after, share = self._speed.throttle_after_s, self._speed.throttle_share
+        if after is None:
+            return seconds
+        hot = np.where(at - self._busy_until[who] >= COOL_S, at, self._hot_since[who])
+        full = np.maximum(0.0, hot + after - at)[:, None]
+        taken = np.where(seconds <= full, seconds, full + (seconds - full) / share)
+        self._hot_since[who] = hot
+        self._busy_until[who] = np.maximum(self._busy_until[who], at + taken.max(axis=1))
+        return np.asarray(taken)
+
+    def result(self, ends_at: Sequence[float]) -> GroupResult:
+        """Everything together."""
+        tally, total = self.tally, self.tally.total.histograms()
+        series = tally.series(ends_at, self._speed.idle_w, self._speed.busy_w)
+        answers, asked, right, local, local_right = (int(curve.sum()) for curve in tally.counts)
+        return GroupResult(
+            name=self.part.name,
+            devices=self.part.devices,
+            profile=self._speed.name,
+            link=self._link.name,
+            target_rate=tally.target_rates[-1],
+            answers={source: histogram.count for source, histogram in total.items()},
+            latency_first=tally.first.histograms(),
+            latency_total=total,
+            assist_rate=share(asked, answers),
+            settled_assist_rate=share(*tally.settled),
+            training_assist_rate=None,
+            settled_training_assist_rate=None,
+            accuracy=share(right, answers),
+            local_accuracy=share(local_right, local),
+            dual=None,
+            steps=0,
+            calls=int(tally.calls_by_device.sum()),
+            spend_uusd=int(tally.spend_by_device.sum()),
+            refused=dict(sorted((reason, count) for reason, count in tally.refused.items() if count)),
+            energy_wh=rounded(sum(series.energy_wh), 6),
+            battery_empty_s=0.0,
+            calls_by_device=quantiles(tally.calls_by_device.tolist()),
+            spend_by_device_uusd=quantiles(tally.spend_by_device.tolist()),
+            series=series,
+            lost=0,
+        )
