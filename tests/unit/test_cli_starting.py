@@ -21,6 +21,12 @@ from edge.training.device import choose_device
 CUDA = "learning.device=cuda"
 
 
+@pytest.fixture(autouse=True)
+def _no_trial_of_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding belongs to the engine's own tests."""
+    monkeypatch.setattr("edge.cli.doctor.llama_fault", lambda: ("", False))
+
+
 def lines(*sets: str, profile: Path | None = None, learns: bool = True) -> list[str]:
     return list(starting_lines(Settings(sets=sets, device_profile=profile).resolve(), learns=learns))
 

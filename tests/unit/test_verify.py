@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -493,10 +493,11 @@ async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> 
 
 
 NESTED = st.none() | st.booleans() | st.integers() | st.text()
-VALUES = st.recursive(NESTED, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+VALUES = st.recursive(NESTED, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_the_body_of_an_entry_is_canonical_json_however_it_is_written(data: dict[str, object]) -> None:
     entry = next_entry(0, GENESIS, 1, "kind", data)
     assert entry.body == canonical_json(data)
