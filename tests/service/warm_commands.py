@@ -19,37 +19,56 @@ import traceback
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from threading import Event, Lock
+
+from edge.core.clock import SystemClock
 
 LIMIT_S = 120.0
-LOADED = ("edge.app", "edge.agent", "edge.cli.app", "edge.cli.remote", "coordinator.commands.main")
+LOADED = ("aiohttp", "edge.app", "edge.agent", "edge.cli.app", "edge.cli.remote", "coordinator.commands.main")
 """Nothing that reads the environment when it is imported, and nothing that starts threads."""
 
 
-async def command(module: str, *words: str, stdin: str | bytes = b"", environment: Mapping[str, str] | None = None) -> Ended:
+Ended = tuple[int, str, str]
+_ORDERS = Lock()
+
+
+def run_command(module: str, *words: str, stdin: str | bytes = b"", environment: Mapping[str, str] | None = None) -> Ended:
     """`python -m MODULE WORDS` with this environment (None: this process's); its exit code, stdout and stderr."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "in").write_bytes(stdin.encode() if isinstance(stdin, str) else stdin)
         chosen = dict(os.environ if environment is None else environment)
-        _order({"module": module, "words": words, "environment": chosen, "folder": place, "cwd": str(Path.cwd())})
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                while not (folder / "code").exists():
-                    await asyncio.sleep(0.005)
-        except TimeoutError:
-            os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
-            raise AssertionError(f"{module} {' '.join(words)} did not end in {LIMIT_S:g} s") from None
+        _order(
+            {
+                "module": module,
+                "words": [str(word) for word in words],
+                "environment": chosen,
+                "folder": place,
+                "cwd": str(Path.cwd()),
+            }
+        )
+        clock, pause = SystemClock(), Event()
+        began = clock.monotonic()
+        while not (folder / "code").exists():
+            if clock.monotonic() - began > LIMIT_S:
+                os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                raise AssertionError(f"{module} {' '.join(words)} did not end in {LIMIT_S:g} s")
+            pause.wait(0.005)
         return int((folder / "code").read_text()), (folder / "out").read_text("utf-8"), (folder / "err").read_text("utf-8")
 
 
-Ended = tuple[int, str, str]
+async def edge_agent(*words: str, stdin: str | bytes = b"", **environment: str) -> Ended:
+    """`edge-agent WORDS`, with more in its environment."""
+    chosen = {**os.environ, **environment}
+    return await asyncio.to_thread(run_command, "edge.cli", *words, stdin=stdin, environment=chosen)
 
 
 def _order(what: Mapping[str, object]) -> None:
-    server = _server()
-    assert server.stdin is not None
-    server.stdin.write(json.dumps(what).encode() + b"\n")
-    server.stdin.flush()
+    with _ORDERS:
+        server = _server()
+        assert server.stdin is not None
+        server.stdin.write(json.dumps(what).encode() + b"\n")
+        server.stdin.flush()
 
 
 @cache
