@@ -16,7 +16,7 @@ from edge.core.clock import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
-    "edge/dagrpo": ["tests/paper", "tests/unit/test_methods.py"],
+    "edge/dagrpo": ["tests/paper", "tests/unit/test_methods.py", "tests/unit/test_cloud_samples.py"],
     "coordinator/ledger": [
         "tests/unit/test_fairness.py",
         "tests/unit/test_verify.py",
@@ -43,7 +43,7 @@ MUTANTS = [
     (ADVANTAGES, "return [task - price * cost for", "return [task + price * cost for"),
     (ADVANTAGES, "1.0 / (group_size - 1)", "1.0 / group_size"),
     (ADVANTAGES, "- mean(rewards_G) + price * mean(costs_G)", "- mean(rewards_G)"),
-    (ADVANTAGES, "any(advantage != 0.0 for", "any(advantage > 0.0 for"),
+    (ADVANTAGES, "return any(advantage != 0.0 for", "return True or any(advantage != 0.0 for"),
     (REWARD, "BAD_FORMAT_REWARD = -0.1", "BAD_FORMAT_REWARD = 0.0"),
     (REWARD, "return assist_reward if outcome.asked else 1.0", "return 1.0"),
     (DUAL, "return max(0.0, require_finite(", "return abs(require_finite("),

@@ -1,4 +1,4 @@
-"""The coordinator's bench: its audit finds what must not be, its rows hold figures against goals, its small HTTP speaks to itself."""
+"""The coordinator's bench: its audit finds what must not be and its rows hold figures against goals."""
 
 from __future__ import annotations
 
