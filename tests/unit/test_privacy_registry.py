@@ -66,6 +66,7 @@ PRIVATE = [
     ("call getACMEReport()", "term"),
 ]
 ORDINARY = [
+    "part NL91ABNA0417164301 and DE89 3704 0044 0532 0130 01, whose check digits are wrong",
     "123456 + 98765 = 222221",
     "2147483647 is 2^31 - 1",
     "5551234567 * 2 - 202 + 303 - 4040 = 11102465699",
