@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,15 @@ async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said
 async def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     world, _ = await uninterrupted(tmp_path / "state")
     assert sorted(path.name for path in (world.folder / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
+
+
+async def test_a_manifest_keeps_all_that_reporting_its_step_needs(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    checkpoint = Checkpoints(world.folder / "checkpoints").at(4)
+    assert checkpoint is not None
+    manifest = replace(checkpoint.manifest(), units=StepUnits(12, 5, 2, own_rate=0.25))
+    (checkpoint.folder / "manifest.json").write_text(json.dumps(manifest.to_json()))
+    assert checkpoint.manifest() == manifest
 
 
 def damage(checkpoint: Path, part: str) -> None:
