@@ -129,6 +129,7 @@ async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_th
         await agent.learn(max_steps=1)
         assert (agent.status().steps_done, agent.status().adapter_version) == (5, 5)
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4, 5]
+        assert agent.steps()[-1].adapter.base_version == 3
     [notice] = world.events(Notice)
     assert "step 3" in notice.text
     assert "\n" not in notice.text
