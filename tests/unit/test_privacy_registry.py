@@ -388,3 +388,10 @@ def test_a_term_that_is_part_of_a_placeholders_name_confuses_nothing(term: str) 
 
 def test_the_red_team_knows_a_leak_when_it_sees_one() -> None:
     assert is_told("jo@example.org", "write to jo@example") and not is_told("jo@example.org", "write to [EMAIL_1]")
+
+
+def test_what_was_replaced_may_not_leave_though_nothing_would_find_it_by_itself() -> None:
+    registry = Registry()
+    assert registry.leaks(["about Falcon"], "", {}) == {}
+    assert registry.leaks(["about [TERM_1]"], "", {"TERM_1": "Falcon"}) == {}
+    assert registry.leaks(["about Falcon"], '["Falcon"]', {"TERM_1": "Falcon"}) == {"known": 2}
