@@ -11,7 +11,7 @@ WORKERS ?= $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),0,2)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev run test test-long test-verl check format bench system proto clean
+.PHONY: help install dev run test test-long test-verl mutants check format bench system proto clean
 
 help: ## show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN{FS=":.*?## "}{printf "  make %-10s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ $(VERL)/.ready: tools/integrations/verl/requirements-test.txt | $(BIN)/python
 	@$(VERL)/bin/python -m pip install --quiet --editable .
 	@$(VERL)/bin/python -m pip install --quiet --no-deps verl==0.9.1 peft accelerate
 	@touch $@
+
+mutants: $(VENV)/.dev-ready ## plant about fifty bugs one by one and see a test fail on each; ARGS=dial narrows it
+	@$(BIN)/python -m tools.mutants $(ARGS)
 
 check: $(VENV)/.dev-ready ## format, lint, types, import contracts, proto drift, fast tests
 	@$(BIN)/ruff format --check .

@@ -261,6 +261,14 @@ async def test_a_limit_lowered_below_what_is_used_lets_nothing_more_through_and_
     assert isinstance(await store.reserve(reserve_request("k3", budgets=[BudgetTerms(FLEET, Limits(calls=2))])), Reserved)
 
 
+async def test_a_limit_lowered_below_what_is_used_refuses_only_who_needs_more_of_that_unit(store: LedgerStore) -> None:
+    await store.reserve(reserve_request())
+    fewer_tokens = BudgetTerms(FLEET, Limits(tokens=100))
+    assert isinstance(await store.reserve(reserve_request("k2", hold=Amount(1, 0, 900), budgets=[fewer_tokens])), Reserved)
+    with pytest.raises(BudgetExhausted):
+        await store.reserve(reserve_request("k3", hold=Amount(1, 1, 900), budgets=[fewer_tokens]))
+
+
 async def test_a_cached_answer_is_given_without_a_charge(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement())
@@ -407,6 +415,15 @@ async def test_a_report_that_its_calls_do_not_bear_out_is_told(store: LedgerStor
     await store.reserve(reserve_request("k3", step=honest.step, help_units=4))
     await store.settle(settlement("k3"))
     assert (await store.close_step(close_request(2, help_units=4))).discrepancies == ()
+
+
+async def test_the_calls_of_one_prompt_count_once_with_the_most_that_one_of_them_declared(store: LedgerStore) -> None:
+    await store.open_step(open_request())
+    group = {"step": 0, "prompt_id": "p", "fingerprint": "f"}
+    await store.reserve(reserve_request("k1", help_units=4, **group))
+    await store.settle(settlement())
+    await store.reserve(reserve_request("k2", help_units=3, **group))
+    assert (await store.close_step(close_request(help_units=3))).discrepancies == ("calls answered for 4 help units, 3 reported",)
 
 
 async def test_requests_that_a_device_did_not_call_for_are_no_discrepancy_and_move_the_price(store: LedgerStore) -> None:

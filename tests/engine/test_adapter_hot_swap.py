@@ -31,13 +31,6 @@ def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> TinyModel:
 
 
 @pytest.fixture
-def worker() -> AsyncIterator[EngineWorker]:
-    worker = EngineWorker()
-    yield worker
-    worker.close()
-
-
-@pytest.fixture
 async def exact_backend(tiny: TinyModel, worker: EngineWorker) -> AsyncIterator[LlamaCppBackend]:
     backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4, flash_attention=False)
     yield backend

@@ -11,7 +11,7 @@ import pytest
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.harness import Part
-from tools.bench.table import agent_steps, device_speed, mismatch, models, prompts, rollouts, rows
+from tools.bench.table import agent_steps, device_speed, mismatch, prompts, rollouts, rows
 from tools.bench.table.jobs import LEAN, Places, agent_part, mismatch_part, prompts_part, rollout_part, speed_part
 from tools.bench.table.models import gguf_file, make_random
 from tools.bench.table.plan import RolloutLoad, Workload
@@ -58,28 +58,12 @@ def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, 
     assert learned["notices"] == []
 
 
-def test_with_the_gate_on_its_judgement_is_a_part_of_the_step(places: Places) -> None:
-    model = gguf_file(places.models, "tiny", "Q8_0")
-    part = agent_part(places, "g", model, WORK, 1, random_model=True, gate={"enabled": True, "anchors": 2})
-    found = run(agent_steps, part, places.out)
-    assert [step["tokens"] for step in found["steps"]] == [16 * 6, 16 * 6]  # the second engine's responses are as endless
-    first, last = found["steps"]
-    assert first["gate"] == "" != last["gate"]  # the last step of a phase is judged
-    assert 0 < last["seconds_by_part"]["gate"] <= last["seconds"]
-    assert len(rows.parts_of([found])["gate"].samples) == 2
-
-
 def test_memory_is_told_by_part_with_the_coordinators_beside_it(learned: dict[str, Any], places: Places) -> None:
     assert {"load", "rollout", "update", "close"} <= learned["memory_by_part"].keys()
     highest = max(found["rss_mib"] for found in learned["memory_by_part"].values())
     assert learned["peak_mib"] >= highest > 50
     assert learned["children_peak_mib"] > 20
     assert not places.scratch("k").exists()
-
-
-def test_functions_of_the_rollouts_and_of_the_update_are_found(learned: dict[str, Any]) -> None:
-    assert sum(learned["where"]["update"].values()) > 0.3
-    assert all("." in name for shares in learned["where"].values() for name in shares)
 
 
 def test_rollouts_are_measured_at_exactly_the_length_asked_for(places: Places) -> None:
@@ -94,7 +78,7 @@ def test_speeds_of_a_model_make_a_floor(places: Places, learned: dict[str, Any])
     model = gguf_file(places.models, "tiny", "Q8_0")
     found = run(device_speed, speed_part("k", {"tiny": model}, 1, 0.01), places.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16)})
-    assert row.verdicts[0].value > 1.0
+    assert row.verdicts[0].value > 0.0
 
 
 def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(places: Places) -> None:
@@ -105,13 +89,6 @@ def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_origina
     assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
     assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
     assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)
-
-
-def test_models_are_made_as_a_job_says(tmp_path: Path) -> None:
-    job = {"folder": str(tmp_path / "models"), "shape": "tiny", "quantisations": ["Q8_0"], "transformers": False}
-    found = run(models, Part("k", ("python",), job), tmp_path)
-    assert [Path(file).name for file in found["files"]] == ["tiny-q8_0.gguf"]
-    assert all(Path(file).exists() for file in found["files"])
 
 
 async def test_a_model_none_of_whose_tokens_ends_a_turn_can_be_shown_an_answer(places: Places) -> None:

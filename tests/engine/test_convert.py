@@ -132,6 +132,7 @@ def test_special_tokens_template_and_padding_rows_are_carried_over(tmp_path: Pat
         model.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("vocabulary", "pre", "architecture", "bos", "eos"),
     [

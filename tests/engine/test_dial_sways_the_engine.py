@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from edge.app import build_agent, build_verifier
 from edge.core.events import MemorySink
 from edge.core.types import Message
@@ -11,6 +13,7 @@ from edge.state.answer_record import AnswerRequest
 from tools.experiments.dial import Experiment, config_for, mixed_items
 
 
+@pytest.mark.long
 async def test_on_a_frozen_bundled_model_the_dial_realises_its_rate_from_a_cold_start(tmp_path: Path) -> None:
     config = config_for(tmp_path / "state")
     async with build_agent(config, MemorySink()) as agent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,13 +28,6 @@ from edge.training.passes import gradient_slices
 from edge.training.torch_learner import TorchLearner, projection_of
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.engine.tiny_learner import VOCAB, random_groups, tiny_decoder, tiny_learner
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 def _gradients(decoder, *, checkpointing: bool, shared: bool, bf16: bool = False) -> dict[str, torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from edge.core.types import Demonstration, KeptAnswer
@@ -13,13 +11,6 @@ from edge.training.learner import MOST_IMITATIONS, UpdateRule
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 PROMPT, OTHER, ANSWER = (1, 2, 3), (1, 3), (10, 11, 12, 0)
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    running = EngineWorker()
-    yield running
-    running.close()
 
 
 @pytest.mark.parametrize("objective", ["policy", "clipped", "gvpo"])

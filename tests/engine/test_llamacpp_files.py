@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.quantise import quantise
 from tests.engine.tiny_gguf import write_tiny_model
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 def refusal(path: Path, worker: EngineWorker) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +25,6 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     require_mlx()
     architecture, kind = request.param.split("-")
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", architecture, quantised=kind == "Q8_0")
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 def question(number: int) -> list[Message]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,13 +15,6 @@ from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 PROMPT, FOREIGN = (1, 2, 3), (10, 11, 12, 0)
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    running = EngineWorker()
-    yield running
-    running.close()
 
 
 def foreign(advantage: float = 0.6, off_policy: bool = True) -> TrainingSample:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,13 +103,6 @@ def test_llama_3_s_rotary_factors_are_computed(tmp_path: Path, opened) -> None:
     plain = write_tiny_model(tmp_path / "plain.gguf", "llama").path
     path = changed(plain, tmp_path / "slow.gguf", lambda parts: parts.add("rope_freqs.weight", 8, value=3.0))
     assert torch.allclose(3.0 * opened(path).inverse_freqs, opened(plain).inverse_freqs)
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 @pytest.mark.parametrize("named", ["rope.scaling.type", "blk.0.attn_output.bias", "rope.scale_linear"])

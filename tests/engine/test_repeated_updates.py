@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -19,13 +17,6 @@ from tests.engine.tiny_learner import random_groups, tiny_learner
 GROUPS = random_groups(11)
 CAP = 1e-6
 """Below every ratio of these groups, so that all importance weights are the same."""
-
-
-@pytest.fixture
-def worker() -> Iterator[EngineWorker]:
-    running = EngineWorker()
-    yield running
-    running.close()
 
 
 def weights_of(learner: TorchLearner) -> dict[str, torch.Tensor]:

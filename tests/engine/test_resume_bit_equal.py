@@ -7,18 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edge.core.errors import StateError
-from edge.core.worker import EngineWorker
 from edge.training.lora_learner import read_state, write_state
 from tests.engine.tiny_learner import random_groups, tiny_learner
 
 FILE = "learner.safetensors"
-
-
-@pytest.fixture
-def worker():
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 async def _saved(learner, folder) -> bytes:

@@ -12,7 +12,7 @@ import torch
 from edge.core.errors import AdapterError, EdgeError, StateError
 from edge.core.machine import cpu_flags
 from edge.core.types import TrainingGroup, TrainingSample
-from edge.core.worker import EngineWorker, Priority
+from edge.core.worker import Priority
 from edge.training import lora
 from edge.training.batching import live_rows, targets_of
 from edge.training.device import choose_dtype
@@ -20,13 +20,6 @@ from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
 from edge.training.passes import gradient_slices
 from tests.engine.tiny_learner import SPEC, random_groups, tiny_decoder, tiny_learner
-
-
-@pytest.fixture
-def worker():
-    worker = EngineWorker()
-    yield worker
-    worker.close()
 
 
 def _randomise_b(decoder) -> None:

@@ -153,6 +153,13 @@ def test_composition_keeps_the_local_part_and_puts_the_cloud_in_the_triggers_pla
     assert local_part(local) == thinking(steps) + opening
 
 
+@pytest.mark.parametrize("after", ["</think>\n{0}", "<answer>{0}", "{0}</answer>", "{0} Please."])
+def test_composition_leaves_a_request_in_a_broken_structure_alone(after: str) -> None:
+    local = thinking(1) + after.format(HELP_PHRASE)
+    assert help_trigger_span(local) is None
+    assert compose(local, "7") == local
+
+
 def test_the_composed_responses_last_box_is_the_clouds() -> None:
     local = "<think>\nStep 1: maybe \\boxed{1}\n</think>\n" + HELP_PHRASE
     assert last_boxed(compose(local, "<answer>\\boxed{2}</answer>")) == "2"

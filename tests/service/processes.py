@@ -16,6 +16,8 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from tests.service.warm_commands import run_command
+
 START_TIMEOUT_S = 60.0
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -149,12 +151,7 @@ async def coordinator_process(folder: Path, settings: dict[str, Any], *arguments
 
 async def command(*arguments: str) -> tuple[int, str, str]:
     """Run `edge-coordinator ARGUMENTS`; exit code, stdout, stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "coordinator", *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    stdout, stderr = await asyncio.wait_for(process.communicate(), START_TIMEOUT_S)
-    assert process.returncode is not None
-    return process.returncode, stdout.decode(), stderr.decode()
+    return await asyncio.to_thread(run_command, "coordinator", *arguments)
 
 
 async def balances(state: Path) -> dict[str, dict[str, Any]]:

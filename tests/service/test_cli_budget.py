@@ -12,9 +12,7 @@ import pytest
 
 from edge.budget.dial import MOST_OWN_DIALS
 from edge.cli import main
-from edge.cli.options import rate_or_off
 from edge.cli.remote import announced
-from edge.core.errors import UsageError
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
@@ -24,7 +22,7 @@ from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.in_process import ProgrammedProvider, running_coordinator
-from tests.service.test_cli_with_running_agent import edge_agent
+from tests.service.warm_commands import edge_agent
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
 
@@ -51,19 +49,6 @@ async def running(world: World, used: Path) -> AsyncIterator[str]:
         async with serving(app, "127.0.0.1", 0) as url:
             with announced(used, url):
                 yield url
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"), [("15%", 0.15), ("0.15", 0.15), (" 15 % ", 0.15), ("off", None), ("0", 0.0), ("100%", 1.0)]
-)
-def test_a_rate_is_read_as_people_write_it(text: str, rate: float | None) -> None:
-    assert rate_or_off(text) == rate
-
-
-@pytest.mark.parametrize("text", ["15", "-1%", "nan", "inf%", "", "half", "101%"])
-def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(UsageError, match=r"must lie in \[0, 1\]|must be a share such as 30 %"):
-        rate_or_off(text)
 
 
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,17 +220,6 @@ def test_a_folder_that_no_agent_has_used_is_not_made_by_a_slip_of_the_hand(
     assert main([*words, "--state", str(tmp_path / "typo")]) == 1
     assert "no agent has used the state folder" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
-
-
-def test_rates_are_read_the_same_way_everywhere(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["--state", str(used)]
-    assert main(["whatif", "30%", *place]) == main(["whatif", "--target-rate", "30%", *place])
-    assert main(["whatif", "30%", "--target-rate", "20%", *place]) == 2
-    capsys.readouterr()
-    assert main(["budget", "set", "-5%", *place]) == 2
-    assert "a rate must lie in [0, 1], not '-5%'" in capsys.readouterr().err
-    assert main(["budget", "show", "--config", str(used / "none.yaml"), *place]) == 2
-    assert "there is no such file" in capsys.readouterr().err
 
 
 def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:

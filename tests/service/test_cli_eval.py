@@ -66,7 +66,7 @@ def test_a_replay_without_coordinator_or_state_gives_exactly_the_scores_of_the_r
     assert (damaged.returncode, f"{recording}:1: not a cassette line" in damaged.stderr) == (1, True)
 
 
-LONG = ["--limit", "64", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
+LONG = ["--limit", "32", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
     errors = _interrupt([*LONG, "--json-out", str(out)], partial, number, code)
     assert number == signal.SIGKILL or f"what was judged is in {partial}" in errors
     judged = len(partial.read_text(encoding="utf-8").splitlines()) - 1
-    assert 3 <= judged < 64
+    assert 3 <= judged < 32
 
     done = evaluated(*LONG, "--json-out", str(out))
     assert done.returncode == 0, done.stderr

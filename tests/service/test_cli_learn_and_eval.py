@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-SMALL = ["--set", "learning.prompts_per_step=1", "--set", "learning.group_size=2", "--set", "learning.max_tokens=24"]
+SETTINGS = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=24", "gate.enabled=false")
+SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 THREADS = ["--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
 
 

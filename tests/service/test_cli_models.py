@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from edge.core.gguf_header import read_header
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.service.hub_server import Hub, serving
+from tests.service.warm_commands import run_command
 
 REPO = "maker/tiny-GGUF"
 
@@ -37,13 +36,11 @@ def agent(tmp_path: Path, hub: Hub):
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "EDGE_AGENT_"))}
 
     def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "edge.cli", "models", *arguments]
-        environment = outside | caches | quiet | environment
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-        assert len(errors) == (result.returncode != 0), result.stderr
-        assert "Traceback" not in result.stderr
-        return result.returncode, result.stdout, "".join(errors) or result.stderr
+        code, out, told = run_command("edge.cli", "models", *arguments, environment=outside | caches | quiet | environment)
+        errors = [line for line in told.splitlines() if line.startswith("error: ")]
+        assert len(errors) == (code != 0), told
+        assert "Traceback" not in told
+        return code, out, "".join(errors) or told
 
     return run
 

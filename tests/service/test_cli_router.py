@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.long  # a router is trained, exported and asked
+
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "edge.cli", *words, "--set", "engine.threads=1", "--set", "engine.max_rows=16"]

@@ -18,7 +18,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.test_cli_with_running_agent import edge_agent
+from tests.service.warm_commands import edge_agent
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
 

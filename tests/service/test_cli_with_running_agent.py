@@ -1,11 +1,8 @@
-"""`ask`, `chat`, `why` and `budget` use the agent that already runs on the state folder. Real processes, scripted answers."""
+"""`ask`, `chat`, `why` and `budget` use the agent that already runs on the state folder. Processes of their own, scripted answers."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from edge.serve.server import serving
 from edge.serve.token_file import make_token
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
+from tests.service.warm_commands import edge_agent
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
@@ -41,16 +39,6 @@ async def state(answers: ScriptedAnswers, control: ScriptedControl, tmp_path: Pa
     async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path
-
-
-async def edge_agent(*words: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edge.cli", *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment},
-    )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 async def test_ask_prints_the_answer_alone_on_stdout_and_its_source_on_stderr(state: Path) -> None:
@@ -173,22 +161,10 @@ async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path
     assert (code, err) == (1, "error: no answer 'nothing'\n")
 
 
-async def test_budget_show_tells_used_and_allowed(state: Path) -> None:
-    code, out, _ = await edge_agent("budget", "show", "--state", str(state))
-    assert code == 0
-    assert out.splitlines()[5:8] == ["calls    7 of 20", "tokens   90 (unlimited)", "spend    0.0015 USD of 2.00 USD"]
-
-
 async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}', encoding="utf-8")
     async with running_agent(tmp_path) as remote:
         assert remote is None
-
-
-async def test_the_endpoint_file_is_gone_when_the_agent_is(tmp_path: Path) -> None:
-    with announced(tmp_path, "http://127.0.0.1:9"):
-        assert (tmp_path / "endpoint.json").is_file()
-    assert list(tmp_path.iterdir()) == []
 
 
 def version(number: int, *, serving: bool) -> dict[str, object]:

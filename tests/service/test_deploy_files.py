@@ -48,7 +48,7 @@ async def test_every_metric_of_the_dashboard_and_the_alerts_is_shown_by_a_runnin
             await client.close_step("math", 0, StepUnits(16, 4))
             upstream.reply = upstream.hang
             with pytest.raises(OutcomeUnknown):
-                await client.complete(call("k2", "b"), 0.3)
+                await client.complete(call("k2", "b"), 2.0)
             with pytest.raises(BudgetExhausted):
                 await client.complete(call("k3", "c", prompt_id="p2"), 10.0)
             await client.aclose()

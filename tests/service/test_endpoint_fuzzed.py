@@ -15,6 +15,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
+pytest_plugins = ("schemathesis.pytest.plugin",)
 EVERY_ROUTE = {
     *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions")),
     *(("GET", f"/v1/{name}") for name in ("models", "models/{name}", "usage")),

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 
+pytestmark = pytest.mark.long  # a whole cell twice, in processes of its own
 ROOT = Path(__file__).resolve().parents[2]
 _STARTS_S = 120.0
 _SPEC = {

@@ -128,7 +128,7 @@ async def test_whitespace_before_the_answer_keeps_it_valid() -> None:
 async def test_the_total_deadline_holds_against_silence_and_trickling_bytes(behaviour: Behaviour, ask: Ask) -> None:
     async with provider_for(behaviour) as (provider, upstream):
         with pytest.raises(ProviderError) as failed:
-            await ask(provider, provider_request(deadline_s=1.0))
+            await ask(provider, provider_request(deadline_s=0.4))
         assert (failed.value.kind, failed.value.executed) == ("deadline", None)
         assert len(upstream.bodies) == 1
 
@@ -145,7 +145,7 @@ async def test_an_upstream_is_told_by_a_closed_connection_that_the_deadline_is_o
 
     async with provider_for(endless) as (provider, _):
         with pytest.raises(ProviderError, match="in time"):
-            await ask(provider, provider_request(deadline_s=1.0))
+            await ask(provider, provider_request(deadline_s=0.4))
         await asyncio.wait_for(told.wait(), 60.0)
 
 
@@ -314,7 +314,7 @@ async def test_a_server_that_never_accepts_runs_into_the_deadline_without_being_
         fillers = [_connecting(silent) for _ in range(4)]  # fill the queue of connections nobody accepts
         provider = OpenAICompatibleProvider(OpenAIEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1"))
         with pytest.raises(ProviderError) as failed:
-            await provider.complete(provider_request(deadline_s=1.0))
+            await provider.complete(provider_request(deadline_s=0.4))
         await provider.aclose()
         for filler in fillers:
             filler.close()
@@ -427,7 +427,7 @@ async def test_a_stream_that_is_left_early_closes_its_connection() -> None:
 )
 async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(behaviour: Behaviour, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    error, _ = await failure(behaviour, provider_request(deadline_s=1.0))
+    error, _ = await failure(behaviour, provider_request(deadline_s=0.4))
     chain: BaseException | None = error
     while chain is not None:
         assert SECRET_PROMPT not in f"{chain!s} {chain!r}"

@@ -248,17 +248,6 @@ async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not
     assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
 
 
-@pytest.mark.parametrize("width", [320, 360, 400, 1280])
-async def test_who_answers_can_be_read_whole_on_every_screen(page: Page, stage: Stage, agent: PageAgent, width: int) -> None:
-    await arrive(page, stage.show(agent), width=width)
-    room, *texts = await page.value("""(() => { const chosen = document.getElementById('model'), style = getComputedStyle(chosen);
-      const ink = document.createElement('canvas').getContext('2d');
-      ink.font = style.font;
-      const arrow = 18, room = chosen.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - arrow;
-      return [room, ...[...chosen.options].map((one) => ink.measureText(one.text).width)]; })()""")
-    assert max(texts) <= room
-
-
 async def test_a_boxed_result_is_read_aloud_and_copied_without_its_box(page: Page, stage: Stage, agent: PageAgent) -> None:
     await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     await arrive(page, stage.show(agent))
@@ -474,27 +463,6 @@ async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, s
     assert await wait_for(agent, "/api/budget/limit", 2) == [limits, {"off": True}], "as edge-agent budget limit --off"
 
 
-async def test_a_telephone_shows_all_shares_of_practice_questions(page: Page, stage: Stage, agent: PageAgent) -> None:
-    await arrive(page, stage.show(agent), "learning", 400)
-    await page.until("document.querySelectorAll('.bands td.number').length === 18")
-    assert await page.value(
-        "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#bands .wide-table'))"
-    )
-    heads = "[...document.querySelectorAll('.bands thead th')].filter((one) => one.offsetWidth).map((one) => one.textContent)"
-    assert await page.value(heads) == ["Questions", "When", "right locally", "asked", "wrong"]
-
-
-async def test_a_chart_of_one_step_has_points_in_the_colours_of_its_legend(page: Page, stage: Stage) -> None:
-    await arrive(page, stage.show(lived_in_agent(steps=2)), "budget")
-    await page.until("!!document.querySelector('#rate-place circle.k-rate')")
-    colours = "['circle.k-rate', 'circle.k-dual'].map((one) => getComputedStyle(document.querySelector(`#rate-place ${one}`)))"
-    fills = await page.value(f"{colours}.map(({{ fill }}) => fill)")
-    assert fills == await page.value(f"{colours}.map(({{ stroke }}) => stroke)") and fills[0] != fills[1]
-    middle = "document.querySelector('#rate-place circle.k-rate').getAttribute('cx')"
-    label = "[...document.querySelectorAll('#rate-place svg text')].at(-1).getAttribute('x')"
-    assert await page.value(f"{middle} === {label}")
-
-
 async def test_a_rate_is_typed_as_people_write_it(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
@@ -548,28 +516,6 @@ async def test_every_task_is_set_at_once_and_too_little_traffic_is_said(page: Pa
     await page.until("[...document.querySelectorAll('.dial-facts')].every((one) => one.textContent.startsWith('Target0%'))")
 
 
-async def test_used_left_and_realised_rates_are_told_in_words(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url, "budget")
-    await page.until(FILLED["budget"])
-    shown = await text_of(page, "#quota")
-    for part in ("within budget", "31 of 100 used, 69 left", "8,450 of 40,000 used", "0.00422 USD of 0.01 USD used", "λ 0.481"):
-        assert part in shown, part
-    assert (shown.count("This device in all"), shown.count("31 of 100 used"), shown.count("Used by this task")) == (1, 1, 3)
-    facts = await text_of(page, ".dial-facts")
-    assert "Asked lately 18.4%" in facts and "40 of 212 asked" in facts and "Shift -0.41 log-odds" in facts
-    assert "Could not ask 10%" in await text_of(page, ".dial:nth-child(2)")
-    labels = await page.value("[...document.querySelectorAll('.gauge')].map((one) => one.getAttribute('aria-label'))")
-    assert labels[0] == "math: 18.4% asked, target 20%" and labels[1] == "code: 31% asked, the model decides"
-    assert "λ 0.594" in await page.value("document.querySelector('#rate-place figure:last-child svg').getAttribute('aria-label')")
-    spend = await page.value("document.querySelector('#spend-place svg').getAttribute('aria-label')")
-    assert "0.000812 USD spent on answers, 0.0034 USD on learning" in spend
-    await page.value("document.querySelector('#rate-place figure:last-child summary').focus()")
-    await key(page, "Enter")
-    await page.until("document.querySelectorAll('#rate-place tbody tr').length === 45")
-    assert "step 90" in await text_of(page, "#rate-place figure:last-child tbody tr:last-child")
-
-
 async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Stage, agent: PageAgent) -> None:
     url = stage.show(agent)
     await arrive(page, url, "budget")
@@ -612,29 +558,6 @@ async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: 
     await page.until("held.length === 2")
     await page.value("held[1]()")
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'false'")
-
-
-@pytest.mark.parametrize(
-    ("state", "line", "words"),
-    [
-        ("used_up", "used up; answers come from this device", "used up"),
-        ("offline", "offline (no route); answers come from this device", "offline"),
-        ("paused", "the cloud is paused (edge-agent budget resume ends it); answers come from this device", "paused"),
-    ],
-)
-async def test_why_nothing_may_be_asked_is_told(
-    page: Page, stage: Stage, agent: PageAgent, state: str, line: str, words: str
-) -> None:
-    agent.control.state["quota"] |= {"state": state, "line": line}
-    line_here = line.replace(" (edge-agent budget resume ends it)", "")  # the page has a switch
-    agent.control.state["unsettled_calls"] = 2
-    agent.control.budgets["tasks"][0] |= {"state": state, "line": line}
-    await arrive(page, stage.show(agent))
-    await page.until(f"document.getElementById('quota-line').textContent.includes({line_here!r})")
-    await page.value("location.hash = '#budget'")
-    await page.until(f"document.querySelector('#quota .badge')?.textContent === {words!r}")
-    await page.until("document.getElementById('quota').textContent.includes('2 unconfirmed calls to the cloud')")
-    assert line_here in await text_of(page, "#quota")
 
 
 # ---------------------------------------------------------------- learning
@@ -785,45 +708,6 @@ async def test_the_outbox_folds_what_learning_sent_and_shows_crowds_and_what_did
 
 
 # ---------------------------------------------------------------- on every page
-
-
-async def test_four_numbers_stand_on_every_page(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    for view in VIEWS:
-        await arrive(page, url, view)
-        await page.until("document.querySelectorAll('#numbers dd').length === 4")
-        shown = await text_of(page, "#numbers")
-        for part in (
-            "Answered locally 80.4%",
-            "Right in the end 88% of 30 questions of your own (learned from, too)",
-            "Gained +8 points (practice: 90%, +2 points)",
-            "0.0042 USD today, 0.31 USD this month",
-        ):
-            assert part in shown, (view, shown)
-
-
-@pytest.mark.parametrize(("model", "words"), [("edge-local", "nothing is sent"), ("edge-cloud", "every question is sent")])
-async def test_the_menu_says_what_each_choice_does(page: Page, stage: Stage, agent: PageAgent, model: str, words: str) -> None:
-    await arrive(page, stage.show(agent))
-    assert "asks the cloud when it wants help" in await text_of(page, "#who")
-    await page.value(
-        f"(one => {{ one.value = '{model}'; one.dispatchEvent(new Event('change')); }})(document.getElementById('model'))"
-    )
-    assert words in await text_of(page, "#who")
-
-
-async def test_words_in_a_box_are_shown_as_words(page: Page, stage: Stage, agent: PageAgent) -> None:
-    agent.answers.pieces = [
-        "<think>\nStep 1: look\n",
-        "</think>\n<answer>It is ",
-        "\\boxed{\\text{New ",
-        "York} (US)}",
-        ".</answer>",
-    ]
-    await arrive(page, stage.show(agent))
-    await ask(page, "Where?")
-    await page.until("document.querySelector('.answer .boxed')?.textContent === 'New York (US)'")
-    assert await text_of(page, ".answer .text") == "It is New York (US)."
 
 
 # ---------------------------------------------------------------- away and back, token

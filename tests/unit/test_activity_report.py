@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +18,7 @@ from edge.cli.report import report_lines
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
-from edge.evaluation.evaluate import candidates_of
-from edge.learning.activity import MadeSteps, activity_report, headline, read_activity, read_headline
+from edge.learning.activity import activity_report, headline, read_activity, read_headline
 from edge.learning.promotion import Memory
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
@@ -116,18 +113,6 @@ def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_pa
             rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
             database.executemany("INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)", rows)
         assert activity_report(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
-
-
-def test_a_step_is_read_once_however_often_the_report_is_asked_for() -> None:
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.execute("CREATE TABLE steps (step INTEGER PRIMARY KEY, event TEXT NOT NULL)")
-        insert = "INSERT INTO steps VALUES (?, ?)"
-        database.executemany(insert, [(step, json.dumps({"at": float(step), "families": {}})) for step in (1, 2)])
-        made = MadeSteps()
-        assert made.read(database) == [{"at": 1.0}, {"at": 2.0}]
-        database.execute("UPDATE steps SET event = 'read again'")
-        database.execute(insert, (3, json.dumps({"at": 3.0})))
-        assert made.read(database) == [{"at": 1.0}, {"at": 2.0}, {"at": 3.0}]
 
 
 def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:
@@ -297,24 +282,6 @@ def test_ones_own_questions_are_the_headline_and_practice_stands_beside_them(
     assert first.endswith("gained +50.0 points since the beginning (practice: 100.0 %, +100.0 points)")
     for name in ("facts.jsonl (learned from, too) ", "your own use (chat) ", "practice:arith "):
         assert any(line.startswith(name) for line in rest), name
-
-
-def test_the_report_begins_with_the_headline_and_names_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    item = TaskItem("i1", "math", "sums", 1, "train", "How many apples are left?", "7", AnswerKind.MATH, 4)
-    [key] = [one.key for one in candidates_of([(item, 1.0)])]
-    with StateFolder(tmp_path) as state:
-        state.set_meta(GATE_MEMORY, Memory(anchors={"sums": (item,)}).to_json())
-        answers = [{key: ExamAnswer(False, 0.5, "8")}, {key: ExamAnswer(True, -0.5, "7")}]
-        state.put_exams([Exam(version, "sums", "math", own) for version, own in zip((0, 2), answers, strict=True)], 1.0)
-        add_step(state, 2, target_rate=0.3)
-        state.set_lineage(Lineage(2, 2))
-    assert main(["report", "--since", "ever", "--state", str(tmp_path)]) == 0
-    first, second, *rest = capsys.readouterr().out.splitlines()
-    assert "answered locally" in first and "right in the end" in first and "gained +100.0 points" in first
-    assert "today" in second and "this month" in second
-    assert any(line.startswith("example") and '"8" (wrong) -> "7" (right)' in line and "apples" in line for line in rest)
-    assert main(["status", "--state", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["headline"]["gained"] == 1.0
 
 
 def add_step(state: StateFolder, number: int, **values: Any) -> None:

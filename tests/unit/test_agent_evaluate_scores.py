@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.errors import EdgeError
-from edge.core.types import AnswerKind
 from edge.dagrpo.metrics import effective_trials, wilson_interval, wilson_interval_of_share
 from edge.evaluation.cost_quality import cost_quality, threshold_curve
 from edge.evaluation.judging import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
@@ -37,10 +35,6 @@ def measured(**changes: Any) -> Measured:
         "max_tokens": 64, "max_steps": None, "per_level": None, "cloud": "coordinator", "cloud_all": True,
     }  # fmt: skip
     return Measured(**{**facts, **changes})
-
-
-def of_kind(one: JudgedItem, kind: AnswerKind) -> JudgedItem:
-    return replace(one, candidate=replace(one.candidate, item=replace(one.item, kind=kind)))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
@@ -72,11 +66,6 @@ def test_the_interval_of_a_share_agrees_with_that_of_counts(trials: int, data: s
     assert wilson_interval_of_share(successes / trials, trials) == wilson_interval(successes, trials)
 
 
-def test_an_interval_without_trials_is_refused() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        wilson_interval_of_share(0.5, 0.0)
-
-
 def test_nothing_kept_has_no_kept_accuracy() -> None:
     scores = score([judged(0, asked=True, cloud=True)])
     assert (scores.kept_accuracy, scores.intervals.kept_accuracy, scores.coverage) == (None, None, 0.0)
@@ -93,21 +82,6 @@ def test_the_report_is_json_by_family_and_level_with_what_was_measured() -> None
     ]
     assert (body["scores"]["cloud_calls"], body["extra"]) == (3, {"calls": 3, "tokens": 90, "spend_uusd": 21, "cached": 0})
     assert sum(level["scores"]["items"] for level in body["families"][0]["levels"]) == 6
-
-
-def test_mathematics_comes_with_the_rates_of_its_own_items() -> None:
-    sums = [judged(n, asked=n == 0, cloud=True) for n in range(4)]
-    choices = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
-    body = build_report(measured(), [*sums, *choices]).to_json()
-    math = body["scores"]["math"]
-    assert (math["items"], math["assist_rate"], math["coverage"]) == (4, 0.25, 0.75)
-    assert body["scores"]["assist_rate"] == 5 / 8
-
-
-def test_items_of_several_sources_are_told_as_repeated() -> None:
-    one = judged(0)
-    twice = replace(one, candidate=replace(one.candidate, repeats=1))
-    assert build_report(measured(), [twice, judged(1)]).to_json()["repeated"] == 1
 
 
 def test_what_was_judged_survives_json() -> None:
@@ -127,11 +101,6 @@ def test_the_curve_runs_from_forced_local_to_the_cloud() -> None:
     assert [point.threshold for point in points] == [None, 2.0, 1.0, -1.0]
     assert [round(point.assist_rate, 6) for point in points] == [0.0, 0.333333, 0.666667, 1.0]
     assert [round(point.joint_accuracy, 6) for point in points] == [0.666667, 1.0, 1.0, 0.666667]
-
-
-def test_equal_log_odds_are_one_point() -> None:
-    points = list(threshold_curve([knowing(n, False, 0.5) for n in range(4)]))
-    assert [(point.assist_rate, point.joint_accuracy) for point in points] == [(0.0, 0.0), (1.0, 1.0)]
 
 
 def test_items_without_a_decision_are_never_sent() -> None:

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 
 from edge.cli.learn import summary_lines
-from edge.console import Progress, progress_line
 from edge.core.events import FanOutSink
-from edge.learning.run_folder import RunFolder, summary_of
-from edge.state.events import RunFinished, StepFinished
+from edge.learning.run_folder import RunFolder
+from edge.state.events import StepFinished
 from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, step_floor
-from tests.unit.agent_world import World, changed
-from tests.unit.test_console import step
+from tests.unit.agent_world import World
 
 MEASURE = StepMeasure(
     DeviceSpeed(1e6, 1e6, 1e6),
     ModelCost(weights=1000, block_weights=1000, bytes_per_weight=1.0, kv_bytes_per_token=8.0),
     most_rows=6,
 )
-FINISHED = RunFinished("r", "done", 2, 2, 0, 0, 0, 1.0, 0.0)
 
 
 async def run(tmp_path: Path, measure: StepMeasure | None) -> tuple[Path, list[StepFinished]]:
@@ -73,25 +70,3 @@ async def test_without_a_measured_device_nothing_is_said_of_a_floor(tmp_path: Pa
     assert not [key for key in summary if "floor" in key]
     assert "floor" not in (folder / "metrics.csv").read_text()
     assert "floor" not in "\n".join(summary_lines(summary, folder))
-
-
-def test_a_progress_line_says_how_many_times_the_floor_the_last_steps_took() -> None:
-    progress = Progress()
-    progress.feed(changed(step(1, seconds=2.0), floor_s=1.0, times_floor=2.0))
-    progress.feed(changed(step(2, seconds=6.0), floor_s=1.0, times_floor=6.0))
-    view = progress.view()
-    assert view is not None
-    assert "4.0 s/step (4.0 x floor)" in progress_line(view)
-
-
-def test_a_run_measured_from_its_second_step_on_counts_only_those() -> None:
-    steps = [step(1, seconds=9.0), changed(step(2, seconds=4.0), floor_s=2.0, times_floor=2.0)]
-    summary = summary_of(steps, FINISHED)
-    assert (summary["floor_s_per_step"], summary["times_floor"]) == (2.0, 2.0)
-
-
-def test_steps_of_older_state_folders_have_no_floor() -> None:
-    data = step(1).to_json()
-    for name in ("floor_s", "times_floor"):
-        del data[name]
-    assert StepFinished.from_json(data).time.floor_s is None

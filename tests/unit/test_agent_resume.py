@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,15 @@ async def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in (world.folder / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
+async def test_a_manifest_keeps_all_that_reporting_its_step_needs(tmp_path: Path) -> None:
+    world, _ = await uninterrupted(tmp_path / "state")
+    checkpoint = Checkpoints(world.folder / "checkpoints").at(4)
+    assert checkpoint is not None
+    manifest = replace(checkpoint.manifest(), units=StepUnits(12, 5, 2, own_rate=0.25))
+    (checkpoint.folder / "manifest.json").write_text(json.dumps(manifest.to_json()))
+    assert checkpoint.manifest() == manifest
+
+
 def damage(checkpoint: Path, part: str) -> None:
     if part == "manifest":
         (checkpoint / "manifest.json").write_text("{broken")
@@ -118,6 +129,7 @@ async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_th
         await agent.learn(max_steps=1)
         assert (agent.status().steps_done, agent.status().adapter_version) == (5, 5)
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4, 5]
+        assert agent.steps()[-1].adapter.base_version == 3
     [notice] = world.events(Notice)
     assert "step 3" in notice.text
     assert "\n" not in notice.text

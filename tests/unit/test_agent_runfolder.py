@@ -10,7 +10,7 @@ import pytest
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError
 from edge.core.events import FanOutSink
-from edge.learning.figures import running_mean, write_figures
+from edge.learning.figures import write_figures
 from edge.learning.run_folder import RunFolder, summary_of
 from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
 from tests.unit.agent_world import World, changed
@@ -143,8 +143,3 @@ def test_a_run_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot write the run folder"):
         RunFolder(tmp_path / "file" / "run", "")
-
-
-def test_a_running_mean_is_centred_and_leaves_unknown_values_out() -> None:
-    assert running_mean([1.0, None, 3.0], window=3) == [1.0, 2.0, 3.0]
-    assert running_mean([None, None], window=3) == [None, None]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from edge.core.types import FinishReason, LocalResponse, TaskItem
-from edge.learning.activity import _bands, read_activity
+from edge.learning.activity import _bands
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.step_event import band_shares, help_gain
 from edge.state.events import BandShares
 from edge.tasks.practice import practice_item
-from tests.unit.agent_world import World
 
 
 def scored(outcome: ResponseOutcome, right: bool, reward: float = 0.0) -> ScoredResponse:
@@ -36,26 +33,12 @@ def test_each_response_is_right_here_asked_or_wrong() -> None:
     assert band_shares(groups) == (BandShares("known", 4, 0.5, 0.25, 0.25), BandShares("learnable", 2, 0.0, 0.5, 0.5))
 
 
-def test_questions_of_ones_own_have_no_band() -> None:
-    item = TaskItem("1", "math", "mine", 1, "train", "?", "1", practice_item("arith", "train", 1, 0).kind, 4)
-    assert band_shares([group(item, scored(KEPT, True))]) == ()
-
-
 def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
     item = practice_item("arith", "train", 5, 0)
     mixed = group(item, scored(ASKED, True, 1.0), scored(KEPT, False, 0.0), scored(KEPT, True, 1.0))
     alone = group(item, scored(ASKED, True, 1.0), scored(ASKED, True, 1.0))
     assert help_gain([mixed, alone]) == pytest.approx(0.5)
     assert help_gain([alone]) is None
-
-
-async def test_the_report_compares_the_first_steps_with_the_last(tmp_path: Path) -> None:
-    world = World(tmp_path / "state")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        steps = agent.steps()
-    assert all(step.scores.bands == () for step in steps), "the scripted sums are no practice family"
-    assert read_activity(tmp_path / "state", 0.0, 1e12)["bands"] == []
 
 
 def test_the_report_weighs_steps_by_their_responses() -> None:

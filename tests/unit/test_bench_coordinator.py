@@ -1,4 +1,4 @@
-"""The coordinator's bench: its audit finds what must not be, its rows hold figures against goals, its small HTTP speaks to itself."""
+"""The coordinator's bench: its audit finds what must not be and its rows hold figures against goals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import ours, rows
 from tools.bench.coordinator.__main__ import parse, plan_of
 from tools.bench.coordinator.audit import Books, audit
-from tools.bench.coordinator.http_wire import Answer, HttpClient, Request, listen
-from tools.bench.coordinator.load import summary
-from tools.bench.coordinator.plan import QUICK, ROWS, SOAK
+from tools.bench.coordinator.plan import QUICK, ROWS
 from tools.bench.harness import rows_of
 
 COST = (1, 100, 300)
@@ -101,31 +99,9 @@ def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
     assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
 
 
-def test_percentiles_are_milliseconds_and_missing_where_nothing_was_measured() -> None:
-    assert summary([]) == {}
-    assert summary([0.001 * number for number in range(1, 102)])["p50"] == pytest.approx(51.0)
-
-
 def test_the_configuration_under_test_is_one_that_the_coordinator_accepts(tmp_path: Path) -> None:
     config = CoordinatorConfig.model_validate(ours.settings(tmp_path, 80, metrics_port=None))
     assert config.budgets.fleet.calls_limit == ours.AMPLE
-
-
-async def test_the_small_http_client_and_server_understand_each_other() -> None:
-    asked: list[Request] = []
-
-    def handle(request: Request) -> Answer:
-        asked.append(request)
-        return Answer(b'{"n": 1}', 200 if request.path == "/good" else 500, after_s=0.001)
-
-    server, port = await listen(handle)
-    client = HttpClient(port, "key")
-    assert [await client.post("/good", b"x" * 70_000), await client.post("/good", b"")] == [b'{"n": 1}'] * 2
-    with pytest.raises(RuntimeError, match="HTTP status 500"):
-        await client.post("/bad", b"{}")
-    client.close()
-    server.close()
-    assert (len(asked[0].body), asked[0].headers["authorization"]) == (70_000, "Bearer key")
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -159,8 +135,3 @@ def test_a_soak_misses_its_goal_when_something_grows(last: list[float], missed: 
     assert [missed in verdict.what for verdict in row.verdicts if verdict.met is False] == [True] * bool(missed)
     assert rows.soak_row({**result, "differences": 1, "open": 0}).missed
     assert rows.soak_row({**result, "rested": False, "differences": 0, "open": 0}).missed
-
-
-def test_a_soak_is_measured_only_when_named() -> None:
-    assert "soak" not in rows_of(parse([]).rows, ROWS) and rows_of("soak", (*ROWS, SOAK)) == ["soak"]
-    assert parse(["--rows", "soak", "--minutes", "5"]).minutes == 5.0

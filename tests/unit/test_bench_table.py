@@ -15,29 +15,19 @@ import pytest
 
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
-from tools.bench.__main__ import main as bench
-from tools.bench.harness import Part, Results, Row, Screen, markdown, rows_of, run_part, spread, times
+from tools.bench.harness import Part, Results, Row, Screen, run_part, spread
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import rows
 from tools.bench.table.__main__ import parse, plan_of
-from tools.bench.table.agent_steps import config_of, count, with_advantages
+from tools.bench.table.agent_steps import config_of
 from tools.bench.table.answering_cloud import running_cloud
 from tools.bench.table.batched_peer import command_of, seconds_of
 from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched_part, trl_part
 from tools.bench.table.peers import configure_arguments, install_arguments, peer_constraints
-from tools.bench.table.plan import FULL, QUICK, ROWS, TINY, RolloutLoad, Workload
-from tools.bench.table.trl_peer import arguments_of, centred, task_reward
-from tools.bench.table.watch import StackWatch
+from tools.bench.table.plan import FULL, QUICK, TINY, RolloutLoad, Workload
+from tools.bench.table.trl_peer import arguments_of, centred
 
 WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
-MACHINE = {
-    "cpu": "a cpu",
-    "cores": 2,
-    "memory_mib": 4096,
-    "system": "Linux",
-    "python": "3.11",
-    "packages": {"torch": "2.13.0+cpu", "none": ""},
-}
 
 
 class SilentScreen(Screen):
@@ -64,16 +54,6 @@ def test_median_and_quartiles_are_interpolated_between_samples() -> None:
     assert found.to_json() == {"median": 2.5, "q1": 1.75, "q3": 3.25, "n": 4, "samples": [4.0, 1.0, 3.0, 2.0]}
 
 
-def test_one_sample_is_its_own_median_and_quartiles_and_none_is_refused() -> None:
-    assert spread([3.0]).quartiles == (3.0, 3.0)
-    with pytest.raises(ValueError, match="at least one"):
-        spread([])
-
-
-def test_times_compares_medians_and_not_means() -> None:
-    assert times(spread([1.0, 1.0, 9.0]), spread([4.0, 4.0, 4.0])) == 4.0
-
-
 # -- verdicts ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -85,16 +65,6 @@ def test_goals_are_met_at_their_bound_and_missed_beyond_it() -> None:
     row.at_most("a", "b", "c", 0.51, 0.5)
     row.without_goal("a", "b", "c")
     assert [line.met for line in row.verdicts] == [True, False, True, False, None]
-
-
-def test_the_report_says_where_it_goes_only_for_what_is_missed() -> None:
-    good, bad = Row("a", "good row", profile=("hidden",)), Row("b", "bad row", profile=("update 3 s",))
-    good.at_least("fast | thing", "peer", "5x", 5.0, 4.0)
-    bad.at_most("large thing", "peer", "0.9", 0.9, 0.5)
-    report = markdown([good, bad], MACHINE, "About.")
-    assert "| fast \\| thing | peer | 5x | ≥ 4x | met |" in report
-    assert "| large thing | peer | 0.9 | ≤ 0.5x | **missed** |" in report
-    assert "update 3 s" in report and "hidden" not in report
 
 
 def our_round(seconds: float, peak: float = 500.0) -> dict:
@@ -151,11 +121,6 @@ def _answer(base_url: str, content: str) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def test_the_large_row_holds_time_and_memory_of_every_quantisation_against_the_peer() -> None:
-    row = rows.large_row({"Q8_0": [our_round(10.0, 1500)], "Q4_K_M": [our_round(50.0, 1200)]}, [peer_round(160.0, 7700)], "shape")
-    assert [line.met for line in row.verdicts] == [True, True, False, True]
-
-
 def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() -> None:
     size = {
         "weights": 1_000_000,
@@ -181,54 +146,6 @@ def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() 
     assert row.data["a step"]["times_lowest_floor"]["median"] == pytest.approx(20.0 / floor(4e9))
 
 
-def test_a_step_that_computes_again_has_the_higher_floor() -> None:
-    rates = {"infer_flop_per_s": 1e9, "train_fp32_flop_per_s": 1e9, "train_bf16_flop_per_s": 1e9}
-    model = {"weights": 1_000_000, "block_weights": 1_000_000, "bytes_per_weight": 1.0, "kv_bytes_per_token": 1000.0}
-    speed = rows.device_speed({"bytes_per_s": 1e9}, rates, False)
-    plain, again = (
-        rows.step_against_floor({**our_round(20.0), "checkpointing": on}, model, 16, speed)[1][0] for on in (False, True)
-    )
-    assert again.training_s == pytest.approx(1.5 * plain.training_s)
-
-
-def test_the_memory_row_holds_four_bit_models_against_their_goals_in_gigabytes() -> None:
-    row = rows.memory_row({"qwen2.5-0.5b": {"Q8_0, lean": our_round(1.0, 9000), "Q4_K_M, lean": our_round(1.0, 1600e6 / 2**20)}})
-    assert [line.met for line in row.verdicts] == [None, True]
-
-
-def test_the_rollout_row_compares_tokens_per_second() -> None:
-    row = rows.rollout_row(
-        {"m Q8_0, 16 rows": ([{"tokens": 100, "seconds": [1.0, 2.0, 1.0]}], [{"tokens": 100, "seconds": [0.8]}])}
-    )
-    assert row.verdicts[0].value == pytest.approx(0.8)
-    assert row.missed
-
-
-def test_moments_are_booked_on_the_innermost_function_of_the_project_and_waiting_is_not() -> None:
-    from edge.core.worker import EngineWorker, Priority
-
-    inside, leave, worker = Event(), Event(), EngineWorker("watched")
-
-    def slow_call() -> None:
-        inside.set()
-        leave.wait(30)
-
-    with StackWatch("watched", lambda: "part", every_s=0.001) as watch:
-        done = worker.submit(one_slice(slow_call), Priority.ROLLOUT)
-        assert inside.wait(30)
-        seen = set(until(watch.shares)["part"])
-        leave.set()
-        done.result(30)
-    worker.close()
-    assert seen == {"worker.EngineWorker._run_slice"}
-    assert "worker.EngineWorker._loop" not in watch.shares()["part"]
-
-
-def one_slice(call):
-    return call()
-    yield
-
-
 # -- resuming ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -252,15 +169,6 @@ def test_a_finished_part_is_read_back_and_another_job_is_measured_again(tmp_path
     assert screen.ended == [("row/a/1", "read back")]
     assert again.measure(Part("row/a/1", ("python", "-m", "x"), {"steps": 2}))["value"] == 2
     assert calls == ["row/a/1", "row/a/1"]
-
-
-def test_fresh_measures_again_but_only_once_a_run(tmp_path: Path) -> None:
-    calls: list[str] = []
-    part = Part("row/a/1", ("python",), {})
-    Results(tmp_path, SilentScreen(), run=counting(calls, {"value": 1})).measure(part)
-    fresh = Results(tmp_path, SilentScreen(), fresh=True, run=counting(calls, {"value": 2}))
-    assert fresh.measure(part)["value"] == fresh.measure(part)["value"] == 2
-    assert len(calls) == 2
 
 
 def test_a_result_does_not_count_when_the_files_it_names_are_gone_or_it_is_damaged(tmp_path: Path) -> None:
@@ -426,26 +334,9 @@ def test_the_peers_arguments_are_dagrpos_and_leave_its_defaults_alone_where_they
     assert large["gradient_checkpointing"] is True
 
 
-def test_the_tuned_peer_gets_the_allocator_settings_that_our_own_process_gets(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").touch()
-    ours = agent_part(Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2, random_model=True)
-    tuned = trl_job(tmp_path, FP32, random_model=False, tuned=True)
-    plain = trl_job(tmp_path, FP32, random_model=False)
-    allocator = {name: value for name, value in ours.environment.items() if name.startswith("MALLOC_")}
-    assert allocator
-    assert allocator.items() <= tuned.environment.items()
-    assert not allocator.keys() & plain.environment.keys()
-    assert tuned.environment["OMP_NUM_THREADS"] == ours.environment["OMP_NUM_THREADS"] == "2"
-
-
 def test_the_expected_advantages_are_r_less_lambda_c_centred_in_each_group() -> None:
     found = centred([1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], dual=0.5, group_size=2)
     assert found == pytest.approx([0.25, -0.25, 0.25, -0.25])
-
-
-def test_the_peers_reward_knows_right_wrong_asked_and_malformed() -> None:
-    texts = (r"so <answer>\boxed{7}</answer>", r"\boxed{8}", "I need external assistance.", "no idea")
-    assert [task_reward(text, "7") for text in texts] == [1.0, 0.0, 1.0, -0.1]
 
 
 # -- our side ----------------------------------------------------------------------------------------------------------------------
@@ -486,35 +377,7 @@ def test_a_job_becomes_a_valid_configuration_of_the_agent(tmp_path: Path) -> Non
     assert config.phases[0].steps == 3
 
 
-def test_steps_have_no_gate_unless_their_job_has_one(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").touch()
-    place = Places(tmp_path, tmp_path), "k", tmp_path / "m.gguf", WORK, 2
-    plain = agent_part(*place, random_model=True)
-    gated = agent_part(*place, random_model=True, gate={"enabled": True, "anchors": 2})
-    assert config_of(dict(plain.job)).gate.enabled is False
-    assert (config_of(dict(gated.job)).gate.enabled, config_of(dict(gated.job)).gate.anchors) == (True, 2)
-    assert plain.digest != gated.digest
-
-
-def test_made_up_advantages_are_centred_and_not_all_zero() -> None:
-    from edge.core.types import TrainingGroup, TrainingSample
-
-    samples = tuple(TrainingSample((number, number + 1), (-1.0, -1.0), 0.0) for number in range(4))
-    group = with_advantages(TrainingGroup((1, 2, 3), samples, 1 / 3))
-    advantages = [sample.advantage for sample in group.samples]
-    assert sum(advantages) == pytest.approx(0.0)
-    assert max(map(abs, advantages)) > 0.01
-    assert count([group]) == {"prompts": 1, "responses": 4, "prompt_tokens": 3.0, "response_tokens": 2.0}
-
-
 # -- command line ------------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_chosen_by_name_and_unknown_ones_refused() -> None:
-    assert rows_of(parse([]).rows, ROWS) == list(ROWS)
-    assert rows_of("small, floor", ROWS) == ["small", "floor"]
-    with pytest.raises(UsageError, match="unknown row huge"):
-        rows_of("small,huge", ROWS)
 
 
 def test_sizes_and_rounds_are_chosen_on_the_command_line() -> None:
@@ -524,11 +387,3 @@ def test_sizes_and_rounds_are_chosen_on_the_command_line() -> None:
     assert (chosen.size, chosen.small.rounds, chosen.large.rounds, chosen.rollout_rounds) == (TINY.size, 4, 4, 4)
     with pytest.raises(UsageError, match="at least 1"):
         plan_of(parse(["--rounds", "0"]))
-
-
-def test_help_is_had_of_the_bench_and_of_each_part(capfd: pytest.CaptureFixture[str]) -> None:
-    assert bench(["--help"]) == 0
-    assert "coordinator" in capfd.readouterr().out
-    assert bench(["sandbox", "--help"]) == 0
-    assert "--sandbox" in capfd.readouterr().out
-    assert bench(["nonsense"]) == 2

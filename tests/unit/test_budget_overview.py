@@ -9,14 +9,13 @@ import pytest
 
 from edge.budget.dial import HelpDial
 from edge.budget.limits import BudgetLimits, set_limits
-from edge.budget.overview import Held, Overview, StoredSettings, TaskBudget, budget_at_rest, stored_overview
+from edge.budget.overview import Held, Overview, TaskBudget, budget_at_rest
 from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
 from edge.state.reader import OfTask, used_by_task
-from edge.testing.clock import ManualClock
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:
@@ -61,19 +60,6 @@ def test_a_tasks_own_limit_stands_with_the_task() -> None:
     assert lines[lines.index("task     code") + 1] == "calls    3 of 5"
 
 
-def test_without_limits_the_devices_total_is_what_was_told_last() -> None:
-    device = overview(task("math", 50, None, at=9.0), task("code", 48, None, at=8.0)).device
-    assert device is not None and (device["calls"], device["as_of"]) == (50, 9.0)
-
-
-def test_states_that_differ_stand_with_their_tasks_and_a_reason_is_told() -> None:
-    lines = budget_lines(overview(task("math", 62, 60, at=9.0), task("code", 62, 60, away="nobody there")).to_json())
-    assert "calls    62 of 60" in lines
-    assert "state    used up: answers come from this device" in lines
-    assert "state    offline: offline (nobody there); answers come from this device" in lines
-    assert overview().device is None
-
-
 def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
         paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
@@ -85,15 +71,7 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
         assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
 
 
-def test_a_device_total_that_was_reported_at_different_times_is_still_one() -> None:
-    device = overview(task("chat", 14, 60, at=9.0, used=2), task("math", 12, 60, at=8.0, used=12)).device
-    assert device is not None and (device["calls"], device["as_of"]) == (14, 9.0)
-    own = overview(task("chat", 14, 20, at=9.0, used=14), task("math", 12, 20, at=8.0, used=12)).device
-    assert own is not None and "calls" not in own, "the same limit for each task is no total"
-
-
 NOON = 1_790_000_000.0  # 2026-09-21
-PRACTICE = "practice cloud, nothing is charged"
 
 
 @pytest.mark.parametrize(
@@ -137,11 +115,3 @@ def test_at_rest_a_limit_holds_as_for_the_next_agent(
         found = budget_at_rest(state, known, configured, NOON)
     budget = found and found.budget
     assert (budget and (budget.calls, budget.calls_limit, budget.calls_period)) == calls
-
-
-@pytest.mark.parametrize(("model", "name"), [("nano-cloud", PRACTICE), ("gpt-5", ""), ("", PRACTICE)])
-def test_nothing_is_charged_is_shown_only_where_no_other_cloud_was_paid(tmp_path: Path, model: str, name: str) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        state.put_request("r1", 1.0, {"task": "chat", "charged_uusd": 70, "cloud_model": model})
-        settings = StoredSettings(None, "chat", "", BudgetLimits(), PRACTICE)
-        assert stored_overview(state, settings, {}, ManualClock()).held.cloud_name == name

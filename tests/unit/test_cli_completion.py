@@ -35,13 +35,9 @@ def completed(line: str, **environment: str) -> list[str]:
 def test_commands_modes_sources_and_models_are_completed(tmp_path: Path) -> None:
     (tmp_path / "my-model.gguf").touch()
     assert completed("edge-agent serv") == ["serve-token", "service"]
-    assert completed("edge-agent config in") == ["init"]
     assert completed("edge-agent ask --mode ") == list(MODES)
     assert completed("edge-agent run --tasks practice:g") == ["practice:group1", "practice:group2"]
-    assert completed("edge-agent tasks show gsm") == ["gsm8k"]
-    assert completed("edge-agent run --model nano-e") == ["nano-edge", "nano-edge-llama"]
     assert completed("edge-agent models show my", **{MODELS_FOLDER: str(tmp_path)}) == ["my-model"]
-    assert completed("edge-agent feedback X g") == ["good"]
 
 
 def test_the_modes_are_those_of_the_configuration() -> None:

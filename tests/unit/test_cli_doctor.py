@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli import doctor, main
-from edge.cli.doctor import llama_fault, rebuild_hint
+from edge.cli.doctor import llama_fault
 from edge.cli.settings import Settings
 from edge.core.install import install_extra
 
@@ -35,11 +35,6 @@ def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, capsys: p
     names = [check["name"] for check in report["checks"]]
     assert names[0] == "python"
     assert {"agent", "train", "cores", "memory", "model", "cloud model", "sandbox", "state folder", "coordinator"} <= set(names)
-
-
-def test_every_line_begins_with_its_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["doctor", "--state", str(tmp_path)])
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} <= {"ok", "warn", "fail"}
 
 
 def test_missing_packages_are_named_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,18 +68,6 @@ def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path,
     assert (decoding.state, decoding.text) == ("fail", "llama.cpp crashes on this processor (SIGSEGV)")
     assert 'CMAKE_ARGS="-DCMAKE_C_FLAGS=-U__AMX_INT8__ ' in decoding.hint
     assert decoding.hint.endswith('if it crashes still, the same with CMAKE_ARGS="-DGGML_NATIVE=OFF"')
-
-
-def test_another_processor_is_built_for_without_what_is_special_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.cli.doctor.cpu_flags", lambda: {"avx2"})
-    assert rebuild_hint("1.2.3").startswith('build it again: CMAKE_ARGS="-DGGML_NATIVE=OFF" ')
-    assert rebuild_hint("1.2.3").endswith(" llama-cpp-python==1.2.3")
-
-
-def test_a_trial_that_ends_otherwise_says_how() -> None:
-    assert planted("import sys; sys.exit('no such library')")() == ("does not decode: no such library", False)
-    assert planted("import sys; sys.exit(7)")() == ("does not decode: it ended with 7", False)
-    assert planted("import signal; signal.pause()", 0.2)() == ("did not decode 65 tokens in 0.2 s", False)
 
 
 def test_a_bad_configuration_fails_and_ends_the_checks_that_need_it(tmp_path: Path) -> None:

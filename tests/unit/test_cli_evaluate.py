@@ -14,19 +14,15 @@ import pytest
 from edge.app import adapter_version, eval_candidates
 from edge.cli import main
 from edge.cli.evaluate import adapter_described, adapter_folders, report_lines
-from edge.config.schema import AgentConfig, CoordinatorConfig
+from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError, TaskFileError
-from edge.core.events import Event, EventSink, MemorySink
-from edge.core.types import AnswerKind
-from edge.evaluation.cloud import budget_line, cost_line
+from edge.core.events import EventSink, MemorySink
 from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.judging import Bill, Candidate, Verdict
+from edge.evaluation.judging import Candidate
 from edge.evaluation.plan import EvalOutcome, EvalPlan, EvalRun
 from edge.evaluation.scores import build_report
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import BudgetSnapshot
-from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.tasks.descriptions import strata_of
@@ -35,7 +31,7 @@ from edge.tasks.registry import open_source
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World
-from tests.unit.test_agent_evaluate_scores import judged, measured, of_kind
+from tests.unit.test_agent_evaluate_scores import judged, measured
 
 
 @pytest.mark.parametrize(
@@ -135,15 +131,6 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
     assert told == f"adapter 8 ({tmp_path / 'adapter'})"
 
 
-def test_a_report_tells_the_adapter_by_its_version() -> None:
-    def heading(**facts: Any) -> str:
-        return next(report_lines(build_report(measured(**facts), [judged(1)])))
-
-    assert ", adapter 8, " in heading(adapter="runs/a/adapter", adapter_version=8)
-    assert ", adapter of an unknown version, " in heading(adapter="mine", adapter_version=None)
-    assert ", the bare model, " in heading()
-
-
 @pytest.mark.parametrize(
     ("words", "told", "code"),
     [
@@ -227,24 +214,6 @@ def test_items_that_two_sources_share_are_measured_once() -> None:
     assert shared
 
 
-async def test_what_was_repeated_is_told(tmp_path: Path) -> None:
-    lines: list[str] = []
-    plan = EvalPlan(("practice:arith", "practice:group1"), per_level=2)
-    plan = replace(plan, candidates=tuple(eval_candidates(plan)))
-    assert plan.candidates is not None and eval_candidates(plan) == list(plan.candidates)
-    roles = EvalRoles(ScriptedBackend(lambda *_: "no"), ExactMathAnswer(), SelfOffload(), None)
-    settings = World(tmp_path / "state").rollout_settings("run")
-
-    class Sink:
-        def emit(self, event: Event) -> None:
-            lines.append(event.text if isinstance(event, Notice) else "")
-
-    run = EvalRun(plan, roles, settings, None, 0, Sink(), SystemClock())
-    outcome = await run.outcome([one for one in plan.candidates if one.item.kind is AnswerKind.MATH])
-    assert lines[0] == "14 items that an earlier source has too are dropped: each is judged and counted once"
-    assert outcome.report.repeated == 14
-
-
 async def test_a_journal_belongs_to_one_adapter_and_one_policy(tmp_path: Path) -> None:
     """Also where the adapter was trained over a folder of weights and has no GGUF file."""
     roles = EvalRoles(ScriptedBackend(lambda *_: "no"), ExactMathAnswer(), SelfOffload(), None)
@@ -303,50 +272,7 @@ def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
     assert all(" of " in line and " @ " in line for line in table)
 
 
-def test_failures_missing_answers_and_the_price_of_knowing_all_are_told() -> None:
-    items = [judged(0, asked=True, failure="away"), judged(1, cloud=True)]
-    text = "\n".join(report_lines(build_report(measured(), items, missing_recordings=3)))
-    assert "1 item asked and got no answer, which counts as wrong: away" in text
-    assert "3 answers are not in the recording" in text
-    assert "to know all answers: 0 calls" in text
-    assert "nobody was asked" in "\n".join(lines_of([judged(0)], cloud="none"))
-    assert "nothing was asked or paid now" in "\n".join(lines_of([judged(0)], cloud="replay"))
-
-
-def test_mathematics_is_read_both_ways_beside_the_rates_of_its_own_items() -> None:
-    both = Verdict(True, True, True)
-    sums = [judged(n, asked=n == 0, cloud=True) for n in range(4)]
-    sums = [replace(one, judged=replace(one.judged, own=both, forced=both, joint=both)) for one in sums]
-    others = [of_kind(judged(n, asked=True, cloud=True), AnswerKind.CHOICE) for n in range(4, 8)]
-    lines = lines_of([*sums, *others])
-    start = next(n for n, line in enumerate(lines) if line.startswith("mathematics      4 items"))
-    assert [line.split("|")[1].split("%", 1)[1].strip() for line in lines[start + 1 : start + 4]] == [
-        "of the 75.0 % answered locally",
-        "@ 0 % cloud",
-        "@ 25.0 % cloud",
-    ]
-
-
-def test_cached_answers_are_calls_that_are_told_apart() -> None:
-    items = [judged(0, asked=True, cloud=True, bill=Bill(1, 30, 7)), judged(1, asked=True, cloud=True, bill=Bill(1, cached=1))]
-    lines = lines_of([*items, judged(2, cloud=True, bill=Bill(1, cached=1))])
-    assert "cloud            2 calls (1 from the cache), 30 tokens, 0.000007 USD" in lines
-    assert "  and to know all answers: 1 call (1 from the cache), 0 tokens, 0.00 USD" in "\n".join(lines)
-
-
 def test_a_family_cannot_steer_the_terminal() -> None:
     one = judged(0)
     item = replace(one.item, family="\x1b[2Jsums")
     assert any("\\x1b[2Jsums" in line for line in lines_of([judged(1), replace(one, candidate=Candidate(item))]))
-
-
-def test_what_asking_for_everything_costs_is_told_before() -> None:
-    assert cost_line(40, CoordinatorConfig()).endswith(
-        "at most 40 calls and 20480 output tokens (practice cloud, nothing is charged)"
-    )
-    priced = CoordinatorConfig.model_validate({"embedded": {"price_out_uusd_per_mtok": 2_000_000}})
-    assert "at most 1.02 USD for these (practice cloud" in cost_line(1000, priced)
-    budget = BudgetSnapshot(1, 0.5, 0.3, 12, 100, 900, None, 2_000, None)
-    assert budget_line("math", 400, budget) == "budget of math: calls 12 of 100; not enough for 400 calls"
-    free = BudgetSnapshot(1, 0.5, 0.3, 12, None, 900, None, 2_000, None)
-    assert budget_line("math", 400, free) == "budget of math: no limit"

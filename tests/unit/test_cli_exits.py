@@ -62,14 +62,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert json.loads(done.stderr) == [[0] * (len(COMMANDS) + 1), []]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_help_names_the_command_and_draws_no_boxes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert f"Usage: edge-agent {' '.join(words)}" in out
-    assert not set(out) & set("│╭╰─")
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -83,6 +75,7 @@ def test_help_names_the_command_and_draws_no_boxes(words: list[str], capsys: pyt
         (["run", "--set", "nonsense"], "nonsense"),
         (["run", "--mode", "sideways"], "--mode"),
         (["run", "--no-learn", "--no-serve"], "nothing to do"),
+        (["run", "--config", "/no/such.yaml"], "/no/such.yaml"),
         (["ask", "  "], "the question is empty"),
         (["eval", "--run", "/no/such/run"], "not a run folder"),
         (["eval", "--adapter", "/no/such/adapter"], "no such adapter folder"),
@@ -107,11 +100,6 @@ def test_a_bad_configuration_names_file_and_line(capsys: pytest.CaptureFixture[s
     line = one_line(capsys)
     assert f"{file}:3" in line
     assert "group_size" in line
-
-
-def test_a_missing_configuration_file_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--config", "/no/such.yaml"]) == 2
-    assert "/no/such.yaml" in one_line(capsys)
 
 
 def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,14 +229,6 @@ def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: P
     arguments, seen = json.loads(done.stdout)
     assert arguments == ["learn", "a b"]
     assert {name: seen[name] for name in SETTINGS} == {**SETTINGS, "MALLOC_ARENA_MAX": "3"}
-
-
-def test_config_check_takes_its_file_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("mode: auto\n", encoding="utf-8")
-    assert main(["config", "check", "--config", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file} is fine\n"
-    assert main(["config", "check", str(file), "--config", str(file)]) == 2
 
 
 def test_an_unknown_allocator_is_one_line_and_exit_code_2(

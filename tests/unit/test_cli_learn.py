@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from edge.cli import main
-from edge.cli.learn import summary_lines, with_an_end
-from edge.cli.settings import Settings, task_file_lines
-from edge.config.schema import AgentConfig
+from edge.cli.learn import with_an_end
+from edge.cli.settings import Settings
 from edge.core.errors import EdgeError
 
 
@@ -48,29 +46,10 @@ def test_learning_without_tasks_or_lengths_ends_150_steps_into_the_second_group(
     assert lengths(Settings(phase_steps=4)) == [("practice:group1", 4), ("practice:group2", 4)]
 
 
-def test_tasks_are_phases_of_150_steps_unless_said_otherwise() -> None:
-    assert lengths(Settings(tasks=["practice:arith", "practice:facts"])) == [("practice:arith", 150), ("practice:facts", 150)]
-
-
 def test_an_end_does_not_replace_the_lengths_that_a_configuration_gives(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("phases:\n  - {source: 'practice:arith', steps: 7}\n  - {source: 'practice:facts'}\n", encoding="utf-8")
     assert lengths(Settings(config_file=file)) == [("practice:arith", 7), ("practice:facts", 150)]
-
-
-def test_the_summary_for_a_person_tells_phases_families_and_forgetting() -> None:
-    families = {"arith": {"kept_accuracy": 0.5}, "science": {"kept_accuracy": 0.25}}
-    means = {"kept_accuracy": 0.4, "coverage": 0.7, "joint_accuracy": 0.6, "assist_rate": 0.3, "target_rate": 0.3}
-    phase = {"task": "group1", "first_step": 1, "last_step": 30, "first_steps": 10, "last_steps": 10}
-    summary = {
-        "phases": [{**phase, "first": {**means, "families": {}}, "last": {**means, "families": families}}],
-        "forgetting": [{"task": "group1", "during_task_acc": 0.8, "post_switch_acc": 0.6, "forgetting_rate": 0.25}],
-        "cloud_calls": 3, "cloud_tokens": 20, "spend_uusd": 5, "seconds": 61.0,
-    }  # fmt: skip
-    lines = list(summary_lines(summary, Path("runs/x")))
-    assert lines[0] == "group1, steps 1 to 30: first 10 -> last 10"
-    assert lines[2:4] == ["    arith                - ->  50.0 %", "    science              - ->  25.0 %"]
-    assert "group1 held out, forced local: 80.0 % after its phase, 60.0 % after the switch, forgetting rate 25.0 %" in lines
 
 
 def test_a_file_alone_is_enough_and_tasks_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,20 +79,3 @@ def test_a_file_that_cannot_be_read_is_named_whichever_way_it_is_given(
         assert main(words) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert "facts.csv:1" in line and "question and answer" in line
-
-
-def test_what_a_task_file_holds_is_said_before_work_begins(tmp_path: Path) -> None:
-    file = tmp_path / "facts.jsonl"
-    long = "This answer has certainly got more than the eight words that can be compared."
-    records = [{"question": "Who?", "answer": "Ilka", "label": "town"}, {"prompt": "Why?", "completion": long, "label": "life"}]
-    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    first, note = task_file_lines([str(file), "practice:arith", str(file)], AgentConfig())
-    assert "2 questions to learn from, 0 held out" in first and "life (1), town (1)" in first and "text" in first
-    assert "of 2 answers 1 is" in note
-    measured = list(task_file_lines([str(file)], AgentConfig(), measured=True))
-    assert len(measured) == 3 and "all are asked" in measured[-1]
-    turns = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
-    file.write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")
-    assert "the last question alone" in list(task_file_lines([str(file)], AgentConfig()))[-1]
-    full = AgentConfig.model_validate({"model": {"prompt_form": "full"}})
-    assert len(list(task_file_lines([str(file)], full))) == 1

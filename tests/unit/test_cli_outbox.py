@@ -1,4 +1,4 @@
-"""`outbox`, `privacy check`, `--never-send` and `hints show` on a folder that no agent uses: what is said, and what of bad input."""
+"""`outbox`, `privacy check` and `--never-send` on a folder that no agent uses: what is said, and what of bad input."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 from edge.app import build_registry
 from edge.cli import main
-from edge.cli.options import since_of
 from edge.cli.settings import Settings
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
-from edge.core.errors import ConfigError, UsageError
+from edge.core.errors import ConfigError
 from edge.privacy.registry import Registry
 from edge.rpc import codec
 from edge.rpc.client import StepUnits
@@ -93,18 +92,6 @@ def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, capsys) -> None:
     assert code == 1 and "cannot be read" in err
 
 
-def test_times_ago_and_dates() -> None:
-    assert since_of("90m", 10_000.0) == 10_000.0 - 5400 and since_of("1w", 604_800.0) == 0.0
-    assert since_of("2026-01-31T12:00:00+00:00", 2e9) == 1769860800.0
-    with pytest.raises(UsageError):
-        since_of("99999999999999d", 0.0)
-
-
-def test_an_empty_text_is_told_and_not_checked(capsys) -> None:
-    code, out, err = run(capsys, "privacy", "check", " ")
-    assert (code, out) == (2, "") and "the text is empty" in err
-
-
 def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:
     code, out, err = run(
         capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]", "--set", "privacy.region=DE"
@@ -140,8 +127,3 @@ def test_terms_come_from_a_file_too_and_a_bad_line_is_named(tmp_path: Path) -> N
         build_registry(config)
     with pytest.raises(ConfigError, match="no country"):
         build_registry(resolve_agent_config(None, ["privacy.region=QQ"]).config)
-
-
-def test_hints_that_were_not_measured_are_told(tmp_path: Path, capsys) -> None:
-    code, out, err = run(capsys, "hints", "show", "--state", str(tmp_path))
-    assert (code, out) == (0, "") and "were not measured" in err

@@ -24,15 +24,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out, err
 
 
-def test_the_list_names_every_source_with_its_size_and_place(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "list")
-    lines = out.splitlines()
-    assert code == 0
-    for name in NAMES:
-        assert any(line.startswith(f"{name} ") for line in lines), name
-    assert "unlimited" in out and "7,473" in out and "allenai/ai2_arc" in out
-
-
 def test_the_list_as_json_tells_levels_labels_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "list", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
@@ -54,13 +45,6 @@ def test_a_practice_source_shows_an_example_of_each_level_with_its_solution(
     assert told == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
     assert all(example["solution"] and example["prompt"][-1]["role"] == "user" for example in shown["examples"])
     assert {example["task"] for example in shown["examples"]} == set(shown["labels"])
-
-
-def test_the_prompt_is_shown_as_the_configured_model_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
-    _, bundled, _ = run(capsys, "show", "practice:science")
-    _, other, _ = run(capsys, "show", "practice:science", "--set", "model.prompt_form=full")
-    assert "the model reads:" in bundled and "box the letter" not in bundled
-    assert "system reads:" in other and "box the letter" in other and "Step k:" in other
 
 
 @pytest.mark.parametrize("name", DATA_SETS)

@@ -8,14 +8,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark, spoken, what_lines_say
+from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark
 from edge.core.events import Event
 from edge.core.formatting import duration, money, percent
 from edge.state.events import (
     EvalProgress,
     HeldOutScored,
-    LearningResumed,
-    LearningWaits,
     Notice,
     Offline,
     OwnUseThrough,
@@ -113,12 +111,6 @@ def test_the_plan_ends_a_run_that_may_do_more_steps() -> None:
     assert progress.view().planned == 20  # type: ignore[union-attr]
 
 
-def test_an_endless_run_has_no_time_left() -> None:
-    progress = Progress()
-    progress.feed(step(1))
-    assert progress.view().left_s is None  # type: ignore[union-attr]
-
-
 def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     console, stream, clock = plain(max_steps=4)
     console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
@@ -128,22 +120,6 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
         "step 1/4 practice:arith, local accuracy 50.0 %, answered locally 80.0 %, right in the end 75.0 %, "
         "asks 20.0 % (target 30.0 %), λ 0.480, 7 calls, 0.00123 USD, 900 tokens/s, 2.0 s/step, 6 s left\n"
     )
-
-
-def test_what_the_lines_are_taken_over_is_said_once_before_the_first_where_it_is_asked_for() -> None:
-    stream, clock = io.StringIO(), ManualClock()
-    console = PlainConsole(stream, clock, Progress(), legend=what_lines_say())
-    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
-    assert stream.getvalue() == ""
-    for number in (1, 2):
-        clock.advance(5)
-        console.emit(step(number))
-    legend, *lines = stream.getvalue().splitlines()
-    assert legend == (
-        "each line: shares and speed are means of the last 10 steps of the phase (of fewer at first), "
-        "calls and spend are totals of the run"
-    )
-    assert [line.split()[1] for line in lines] == ["1", "2"]
 
 
 def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -> None:
@@ -178,22 +154,6 @@ def test_a_step_tells_whether_it_was_practice_or_from_ones_own_use(source: str, 
     assert stream.getvalue().startswith(f"step 1 {told}, local accuracy")
 
 
-def test_the_live_block_says_what_goes_on_between_start_and_first_step() -> None:
-    stream = io.StringIO()
-    with LiveConsole(stream, Progress()) as live:
-        live.say("chat at http://127.0.0.1:8040/")
-        live.becomes("answering")
-    assert stream.getvalue().rstrip().endswith("answering ...")
-
-
-def test_a_phase_that_goes_on_after_a_restart_is_no_switch() -> None:
-    console, stream, _ = plain()
-    console.emit(PhaseStarted(1, "practice:group2", "group2", 0.3, None, 12, phases=2))
-    assert (
-        stream.getvalue() == "phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end, from step 12 on\n"
-    )
-
-
 def test_the_last_step_of_a_phase_is_told_however_fast_it_was() -> None:
     console, stream, clock = plain()
     console.emit(PhaseStarted(0, "a", "a", 0.3, 3, 1, phases=2))
@@ -201,15 +161,6 @@ def test_the_last_step_of_a_phase_is_told_however_fast_it_was() -> None:
         clock.advance(0.1)
         console.emit(step(number))
     assert [line.split(",")[0] for line in stream.getvalue().splitlines()[1:]] == ["step 3 practice:arith (phase 1/2"]
-
-
-def test_the_live_block_tells_how_long_until_the_next_phase() -> None:
-    stream, progress = io.StringIO(), Progress()
-    with LiveConsole(stream, progress) as live:
-        live.emit(PhaseStarted(0, "practice:group1", "group1", 0.3, 150, 1, phases=2))
-        live.emit(step(1))
-    assert "1 of 2, step 1 of 150" in stream.getvalue()
-    assert "next phase in 4 min 58 s" in stream.getvalue()
 
 
 def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
@@ -245,31 +196,6 @@ def test_a_slow_step_has_its_own_line_however_short_ago_it_gave_a_sign_of_life()
     assert [line.split()[1] for line in lines if "right in the end" in line] == ["1", "2", "3"]
     assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
     assert "step 2: reporting" in lines, "of one thing there is no count"
-
-
-def test_a_step_of_two_seconds_has_a_line_also_just_after_another_line() -> None:
-    console, stream, clock = plain(max_steps=100)
-    clock.advance(1.9)
-    console.emit(step(1))
-    clock.advance(0.2)
-    console.emit(step(2))
-    clock.advance(2)
-    console.emit(step(3))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["2", "3"]
-
-
-def test_steps_below_ten_seconds_say_nothing_from_inside_however_slow_the_start_was() -> None:
-    console, stream, clock = plain(max_steps=6)
-    clock.advance(30)
-    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
-    console.emit(PhaseStarted(0, "sums", "math", 0.3, 6, 1))
-    for number in range(1, 7):
-        for done in range(1, 9):
-            clock.advance(1.1)
-            console.emit(StepProgress(number, "rollout", done, 8))
-        console.emit(StepProgress(number, "close", 0, 1))
-        console.emit(step(number))
-    assert [line for line in stream.getvalue().splitlines() if "answering" in line or "reporting" in line] == []
 
 
 def test_what_a_person_should_know_is_said_at_once() -> None:
@@ -331,11 +257,6 @@ def test_numbers_are_written_for_people() -> None:
     assert spark((0.0, 0.5, 1.0, 2.0)) == "▁▅██"
 
 
-def test_what_learning_waits_for_is_said_and_when_it_is_over() -> None:
-    assert spoken(LearningWaits("waiting: on battery", 0.0)) == "learning is waiting: on battery"
-    assert spoken(LearningResumed(0.0)) == "learning goes on"
-
-
 def own(number: int, source: str = "mine:chat", **fields: float) -> StepFinished:
     return replace(step(number, **fields), source=source, task="chat")
 
@@ -355,16 +276,6 @@ def test_the_first_and_the_last_step_on_ones_own_questions_have_a_line_however_f
     assert [int(line.split()[1]) for line in lines] == [1, 4, 16]
 
 
-def test_the_live_block_leaves_the_first_and_the_last_own_step_above_it() -> None:
-    stream = io.StringIO()
-    with LiveConsole(stream, Progress()) as live:
-        for number in range(1, 9):
-            live.emit(own(number) if number % 2 else step(number))
-        live.emit(OwnUseThrough("", 3, 4, 0.0))
-    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
-    assert [line.split()[1] for line in lines] == ["1", "7"]
-
-
 def test_a_line_mixes_no_practice_with_ones_own() -> None:
     console, stream, clock = plain()
     for number in range(1, 13):
@@ -374,18 +285,3 @@ def test_a_line_mixes_no_practice_with_ones_own() -> None:
     assert all("local accuracy 100.0 %, answered locally 100.0 %" in line for line in lines if "mine:chat" in line)
     assert all("local accuracy 25.0 %, answered locally 50.0 %" in line for line in lines if "practice:arith" in line)
     assert sum("mine:chat" in line for line in lines) == 3
-
-
-def test_the_last_line_of_one_source_is_not_kept_until_all_are_through() -> None:
-    console, stream, _ = plain()
-    for number in range(1, 7):
-        console.emit(own(number, "mine:a" if number % 2 else "mine:b"))
-    console.emit(OwnUseThrough("mine:b", 3, 4, 0.0))
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1", "2", "6"]
-
-
-def test_that_ones_own_questions_are_through_is_said_with_what_to_do() -> None:
-    line = spoken(OwnUseThrough("", 15, 4, 0.0))
-    assert "15 questions" in line and "4 times" in line and "use.passes" in line and "add" in line
-    line = spoken(OwnUseThrough("", 15, 4, 0.0, not_learned=2, example="Who repairs\nthe press?"))
-    assert line.startswith("13 of your own 15 questions") and '2, for example "Who repairs the press?"' in line

@@ -55,10 +55,6 @@ def test_where_there_is_doubt_no_profile_is_picked(kind: str) -> None:
     assert pick_profile([], known_profiles(), lambda: DOUBTFUL[kind]) == Pick()
 
 
-def test_the_measured_example_is_nobodys() -> None:
-    assert "x86-2core" not in {known_device(facts) for facts in (*MACHINES.values(), *DOUBTFUL.values())}
-
-
 # -- what was kept ------------------------------------------------------------------------------------------------------------------
 
 
@@ -95,16 +91,6 @@ def test_a_kept_file_that_cannot_be_used_keeps_nothing_from_starting(tmp_path: P
     [line] = starting_lines(resolved, learns=False)
     assert line.startswith(f"device profile not picked: {file}:")
     assert "doctor --keep-profile" in line
-
-
-def test_a_profile_that_does_not_go_with_the_other_settings_is_left_out_too(tmp_path: Path) -> None:
-    profile, file = kept(tmp_path), tmp_path / "config.yaml"
-    profile.write_text("coordinator: {embedded: {api_key_env: KEY}}\n")
-    file.write_text("coordinator: {embedded: {api_key: 'env:OTHER'}}\n")
-    resolved = resolve_agent_config(file, pick=lambda config: Pick(profile, MEASURED))
-    assert resolved.config.device_profile is None
-    [line] = starting_lines(resolved, learns=False)
-    assert "takes api_key or api_key_env, not both" in line
 
 
 # -- as a layer -----------------------------------------------------------------------------------------------------------------------
@@ -155,17 +141,6 @@ def test_none_switches_it_off(tmp_path: Path, how: str) -> None:
     assert agent_config_problems(file) == []
 
 
-def test_a_named_profile_is_used_and_nothing_is_looked_for(tmp_path: Path) -> None:
-    profile = kept(tmp_path)
-    resolved = Settings(device_profile=profile).resolve(lambda config: Pick(tmp_path / "other.yaml", MEASURED))
-    assert resolved.config.device_profile == str(profile)
-    assert list(starting_lines(resolved, learns=True)) == ["device profile: 16 rows"]
-
-
-def test_other_commands_pick_nothing() -> None:
-    assert Settings().resolve().config == AgentConfig()
-
-
 # -- where it is looked for -----------------------------------------------------------------------------------------------------------
 
 
@@ -201,13 +176,6 @@ def test_config_show_has_what_run_has(
     assert MEASURED in shown
 
 
-def test_doctor_keeps_one_file_and_not_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["doctor", "--keep-profile", "--write-profile", str(tmp_path / "mine.yaml"), "--state", str(tmp_path / "state")]
-    assert main(arguments) == 2
-    assert str(tmp_path / "state" / "device.yaml") in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 # -- what a machine says ----------------------------------------------------------------------------------------------------------------
 
 
@@ -233,27 +201,11 @@ def test_boards_are_read_from_the_device_tree(tmp_path: Path) -> None:
     assert facts.memory_mib > 0
 
 
-def test_a_machine_that_tells_nothing_is_none_of_the_known_ones(tmp_path: Path) -> None:
-    facts = machine_facts(tmp_path)
-    assert (facts.board, facts.flags, facts.has_battery, facts.gpu_memory_mib) == ("", frozenset(), False, 0)
-
-
-def test_an_android_system_is_a_phone(tmp_path: Path) -> None:
-    assert machine_facts(put(tmp_path, **{"system__build.prop": ""})).is_phone
-
-
 def test_a_battery_tells_its_watt_hours_and_what_it_gives(tmp_path: Path) -> None:
     battery(tmp_path, energy_full="57000000\n", power_now="12500000\n", status="Discharging\n")
     assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (True, 57.0, 12.5)
     battery(tmp_path, status="Charging\n")
     assert drawn_w(tmp_path) is None
-
-
-def test_a_gauge_in_ampere_hours_is_worth_as_much(tmp_path: Path) -> None:
-    battery(tmp_path, charge_full="5000000", voltage_min_design="11400000", current_now="-1000000", status="Discharging")
-    battery(tmp_path, voltage_now="12000000")
-    assert battery_wh(tmp_path) == pytest.approx(57.0)
-    assert drawn_w(tmp_path) == pytest.approx(12.0)
 
 
 def test_the_battery_of_a_mouse_is_not_the_machines(tmp_path: Path) -> None:

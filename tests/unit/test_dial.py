@@ -315,3 +315,18 @@ def test_the_rate_of_an_older_state_folder_still_holds(tmp_path: Path) -> None:
         assert Dials(state, None, ManualClock()).of("math").target_rate == 0.25
         state.set_meta("dial_rate", "")
         assert Dials(state, 0.9, ManualClock()).of("math").target_rate is None
+
+
+def test_among_answers_that_may_ask_more_do_where_others_reach_no_decision() -> None:
+    dial = HelpDial(0.3)
+    dial.warm([(0, log_odds) for number in range(50) for log_odds in (float(number), None)])
+    assert dial.setting().rate == pytest.approx(0.6)
+
+
+def test_another_rate_is_counted_anew() -> None:
+    dial = HelpDial(0.3)
+    dial.answered(dial.setting(), True, 1.0)
+    dial.set(0.1, own=True, at=1.0)
+    found = dial.snapshot()
+    assert (found.realised_rate, found.realised_since_set, found.questions, found.asked) == (None, None, 0, 0)
+    assert found.known_log_odds == 1

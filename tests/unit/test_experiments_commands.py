@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import yaml
 
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError
-from tests.unit.experiment_world import made_result, make_results
+from tests.unit.experiment_world import make_results
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments import run
 from tools.experiments.__main__ import main
@@ -21,7 +19,6 @@ from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import read_chosen
 from tools.experiments.findings import Findings
 from tools.experiments.report import RESULTS_PAGE, insertions, with_insertions
-from tools.experiments.result import Result
 from tools.experiments.run import Board, CellProcess, Ended, OnProgress, Pace, run_all
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 from tools.experiments.spec import load_spec
@@ -125,37 +122,11 @@ async def test_no_cell_is_begun_after_a_stop() -> None:
     assert cells.order == [cell.key for cell in CELLS[:2]] and board.done == 2
 
 
-async def test_a_cell_whose_folder_cannot_be_made_has_failed_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-
-    def hears(cell: Cell, line: Mapping[str, Any]) -> None: ...
-
-    ended = await CellProcess(tmp_path / "file", tmp_path)(CELLS[0], hears, asyncio.Event())
-    assert ended.code == FAILED and str(tmp_path / "file" / CELLS[0].key) in ended.words
-
-
 async def test_a_cell_that_is_stopped_before_it_listens_is_stopped_and_not_failed(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
     ended = await CellProcess(tmp_path, tmp_path / "results")(CELLS[0], lambda of, line: None, stop)
     assert (ended.code, ended.words) == (STOPPED, "")
-
-
-def test_the_pace_is_measured_on_finished_cells_like_these() -> None:
-    cell = next(cell for cell in CELLS if cell.steps)
-    body: dict[str, Any] = made_result(cell)
-    body["cost"]["wall_s"] = 2.5 * cell.steps + 60.0
-    assert Pace.of([Result(cell, body)]).cell_s(cell) == pytest.approx(10.0 + 2.5 * cell.steps + 60.0)
-    assert Pace().cell_s(cell) > cell.steps * 2.5
-
-
-def test_the_list_says_what_is_done_and_what_the_rest_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_results(CELLS[:3], tmp_path)
-    assert main(["run", "lambda", "--list", "--jobs", "2", "--results", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.lstrip().startswith("done ") for line in lines) == 3
-    assert [line.split()[-1] for line in lines[:-1]] == [cell.key for cell in CELLS]
-    assert lines[-1].startswith(f"{len(CELLS)} cells, 3 done; to do: {len(CELLS) - 3} cells, ")
 
 
 def test_only_and_seeds_choose_among_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,15 +163,6 @@ def test_a_router_that_cannot_be_trained_here_is_refused_before_a_cell_is_run(
     assert "nano-edge.group1.da-grpo.s0-" in (said := capsys.readouterr().err) and "onnx" in said
 
 
-def test_what_is_said_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr("sys.stderr", Gone())
-    run._say("3 of 4 cells")
-
-
 # -- wrong usage -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -228,13 +190,6 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert names in line
 
 
-@pytest.mark.parametrize("verb", ["run", "table", "figure", "report"])
-def test_results_that_are_no_folder_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    file = Path(_spec(tmp_path))
-    assert main([verb, "--results", str(file)]) == 2
-    assert f"--results {file}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("wrong", ["--work", "--results", "--chosen"])
 def test_a_place_that_cannot_be_written_to_is_refused_before_a_cell_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
@@ -247,18 +202,6 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_a_cell_is_run(
 
 
 # -- table, figure, report -------------------------------------------------------------------------------------------------------------
-
-
-def test_tables_are_printed_and_files_of_no_cell_are_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results, spec = tmp_path / "results", _spec(tmp_path)
-    make_results(expand(load_spec(spec), {}).cells, results)
-    (results / "of-before.json").write_text("{}", encoding="utf-8")
-    assert main(["table", spec, "--results", str(results)]) == 0
-    said = capsys.readouterr()
-    assert "| nano-edge |" in said.out and "2 of 2 cells measured." in said.out
-    assert "of-before.json" in said.err and (results / "of-before.json").exists()
-    assert main(["figure", spec, "--results", str(results), "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'two-schedules.png'}\n"
 
 
 def _report(folder: Path, text: str, every: dict[str, Findings]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from edge.core.errors import ConfigError, UsageError
+from edge.core.errors import ConfigError
 from edge.dagrpo.schedules import PAPER_SCHEDULES
 from tools.experiments.cells import Cell, ChosenRewards, expand, shared
 from tools.experiments.result import RESULTS
@@ -77,37 +77,6 @@ def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: d
     assert "\n" not in str(caught.value)
 
 
-def test_a_setting_is_told_with_the_line_it_stands_in_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        _spec(tmp_path, methods={"good": {}, "bad": {"learning.method": "nope"}})
-    lines = (tmp_path / "small.yaml").read_text(encoding="utf-8").splitlines()
-    line = 1 + next(number for number, line in enumerate(lines) if "nope" in line)
-    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}:{line}: learning.method must be ")
-    assert str(caught.value).count("learning.method") == 1
-
-
-def test_settings_that_only_fail_together_with_what_was_chosen_name_the_experiment_once(tmp_path: Path) -> None:
-    settings = {"learning.method": "grpo", "learning.assist_rewards": "@chosen"}
-    chosen = {"nano-edge": {"grpo": {"group1": -1.0, "group2": 0.4}}}
-    with pytest.raises(ConfigError, match=r"^experiment small: learning\.assist_rewards\.group1 must be at least 0"):
-        expand(_spec(tmp_path, settings=settings), chosen)
-
-
-def test_chosen_rewards_are_for_sources_whose_items_are_called_after_them(tmp_path: Path) -> None:
-    settings = {"learning.method": "grpo", "learning.assist_rewards": "@chosen"}
-    with pytest.raises(
-        ConfigError, match=r"@chosen is for group1 and group2, whose items have their name as label, not for arith"
-    ):
-        _spec(tmp_path, settings=settings, phases={"a": [{"source": "arith", "steps": 1}]})
-
-
-def test_rewards_of_labels_that_occur_are_taken(tmp_path: Path) -> None:
-    by_label = expand(_spec(tmp_path, settings={"learning.assist_rewards": {"group1": 0.2}}), {})
-    dotted = expand(_spec(tmp_path, settings={"learning.assist_rewards.group1": 0.2}), {})
-    for grid in (by_label, dotted):
-        assert grid.cells[-1].resolved("state").config.learning.assist_rewards == {"group1": 0.2}
-
-
 def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Path) -> None:
     tasks = tmp_path / "own.jsonl"
     phases = {"a": [{"source": str(tasks), "steps": 1}]}
@@ -129,37 +98,11 @@ def test_a_file_that_is_looked_at_must_hold_something_out(tmp_path: Path) -> Non
     assert _spec(tmp_path, evaluate={"sources": [str(tasks)]}).evaluate.sources == (str(tasks),)
 
 
-def test_short_names_of_what_is_looked_at_give_the_cells_of_full_ones(tmp_path: Path) -> None:
-    short = expand(_spec(tmp_path, evaluate={"sources": ["arith", "science"]}), {})
-    full = expand(_spec(tmp_path, evaluate={"sources": ["practice:arith", "practice:science"]}), {})
-    assert [cell.to_json() for cell in short.cells] == [cell.to_json() for cell in full.cells]
-    assert short.cells[-1].to_json()["evaluate"] == {"sources": ["practice:arith", "practice:science"]}
-
-
 def test_a_model_that_is_not_here_is_told_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
     assert _spec(tmp_path, models=["nano-edge", "nano-egde"]).models
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: models\.1: nano-egde: no such model file") as caught:
         load_spec(str(tmp_path / "small.yaml"), to_run=True)
     assert "nano-edge" in caught.value.hint
-
-
-@pytest.mark.parametrize("text", ["", "about: Nothing.\n"])
-def test_what_is_required_is_told_with_the_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "small.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"small\.yaml: name is required"):
-        load_spec(str(tmp_path / "small.yaml"))
-
-
-def test_a_folder_is_no_specification(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").mkdir()
-    with pytest.raises(UsageError, match=r"x\.yaml: is a folder, not a specification"):
-        load_spec(str(tmp_path / "x.yaml"))
-
-
-def test_an_unknown_experiment_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="tabel: no such experiment") as caught:
-        load_spec("tabel")
-    assert "table" in caught.value.hint
 
 
 def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_first(tmp_path: Path) -> None:
@@ -171,11 +114,6 @@ def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_fir
     keys = [cell.key for cell in grid.cells]
     assert keys[0].startswith("nano-edge.bare.s0-")
     assert [key.split(".")[-1].split("-")[0] for key in keys[1:]] == ["s0"] * 4 + ["s1"] * 4
-
-
-def test_methods_of_a_file_take_the_place_of_the_usual_one(tmp_path: Path) -> None:
-    grid = expand(_spec(tmp_path, methods={"edge-only": {"learning.method": "edge-only"}}), {})
-    assert {one.method for one in grid.placed} == {"edge-only"}
 
 
 def test_settings_that_hold_anyway_do_not_make_another_cell(tmp_path: Path) -> None:
@@ -280,9 +218,3 @@ def test_what_would_be_shown_or_run_otherwise_than_written_is_refused(tmp_path: 
     with pytest.raises(ConfigError) as error:
         _spec(tmp_path, **changes)
     assert told in str(error.value)
-
-
-def test_a_setting_that_measuring_holds_otherwise_makes_another_cell(tmp_path: Path) -> None:
-    usual, told = (expand(_spec(tmp_path, settings=settings), {}).cells[-1] for settings in ({}, {"engine.threads": 2}))
-    assert usual.key != told.key
-    assert told.resolved("state").config.engine.threads == 2

@@ -100,8 +100,8 @@ def test_the_interval_of_what_ranks_items_is_as_wide_as_new_items_move_it() -> N
     draw, pairs = Random(7), ((by_threshold(0.3),), (by_threshold(0.3), at_random(0.3)))
     values: list[list[float]] = [[], []]
     halves: list[list[float]] = [[], []]
-    for _ in range(150):
-        look = _population(draw, 300)
+    for _ in range(100):
+        look = _population(draw, 200)
         left = [left_out(look, rule) for rule in pairs[1]]
         for index, found in enumerate(
             (estimated([left[0]], accuracy), estimated([side_by_side_left(*left)], difference(accuracy)))

@@ -14,36 +14,26 @@ from tests.unit.experiment_world import bits, look, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
-from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO, RIVALS, read_published
+from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO
 from tools.experiments.figures import draw_figures
-from tools.experiments.findings import Findings, pooled
+from tools.experiments.findings import Findings
 from tools.experiments.layouts import (
-    assist_tables,
     end_mean,
     lambda_tables,
-    methods_tables,
-    price_tables,
     rate_once_back,
     rates_tables,
-    schedule_tables,
     settled_after,
 )
 from tools.experiments.left_out import GROUPS
 from tools.experiments.main_tables import (
     ability_table,
-    cost_table,
-    differences,
     equal_rates,
     forgotten,
-    kept_rates_table,
     one_threshold_table,
-    paper_table,
     pooled_differences,
-    primary,
     ranking_table,
-    summary_table,
 )
-from tools.experiments.measures import accuracy, ranking
+from tools.experiments.measures import ranking
 from tools.experiments.report import tables_of
 from tools.experiments.result import Result, result_file, write_result
 from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names
@@ -76,72 +66,7 @@ def test_tables_without_any_result_are_all_missing(tmp_path: Path, name: str) ->
             assert table.rows and all(MISSING in row for row in table.rows)
 
 
-def test_what_was_not_run_is_missing_and_what_is_there_says_how_many_seeds(tmp_path: Path) -> None:
-    findings = _findings("table", tmp_path)
-    for cell in findings.grid.cells:
-        if cell.method == "gapg" or (cell.method == "grpo" and cell.seed == 2):
-            result_file(cell, tmp_path).unlink()
-    rows = _by_name(paper_table(Findings.of(findings.spec, CHOSEN, tmp_path), "table1", "joint", None))
-    assert set(list(rows["GAPG"].values())[3:]) == {MISSING}
-    assert [rows[name]["seeds"] for name in ("GAPG", "GRPO", "DA-GRPO", "before learning")] == ["0 of 3", "2 of 3", "3", "-"]
-    assert "±" in rows["DA-GRPO"]["arith during"] and rows["before learning"]["arith post"] == "-"
-
-
-def test_rows_over_all_families_count_the_seeds_that_have_them_all(tmp_path: Path) -> None:
-    findings = _findings("table", tmp_path)
-    for cell in findings.grid.cells:
-        if cell.seed == 2 or (cell.seed == 1 and [phase.source for phase in cell.phases] == ["group2", "group1"]):
-            result_file(cell, tmp_path).unlink(missing_ok=True)
-    some = Findings.of(findings.spec, CHOSEN, tmp_path)
-    for table in (summary_table(some), equal_rates(some, 1), differences(some), pooled_differences(some), forgotten(some)):
-        assert {row[2] for row in table.rows} - {"-"} == {"1 of 3"}
-
-
-def test_published_numbers_stand_in_columns_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "table1.csv").write_text(
-        "responses,model,method,math_during,math_post,math_forgetting,taco_during,taco_post,taco_forgetting\n"
-        "joint,Qwen2.5-1.5B-Instruct,DA-GRPO,84.5,75.5,10.7,84.8,72.8,14.1\n",
-        encoding="utf-8",
-    )
-    assert read_published(tmp_path, "table2") is None
-    table = paper_table(_findings("table", tmp_path / "results"), "table1", "joint", read_published(tmp_path, "table1"))
-    rows = _by_name(table)
-    assert [rows["DA-GRPO"][name] for name in table.header[10:]] == ["84.5", "75.5", "10.7", "84.8", "72.8", "14.1"]
-    assert {rows["GRPO"][name] for name in table.header[10:]} == {"-"}
-    assert rows["DA-GRPO"]["paper MATH during"] == "84.5"
-
-
 # -- costs and rates while learning ----------------------------------------------------------------------------------------------------
-
-
-def test_costs_count_responses_that_asked_beside_billed_prompts_and_every_optimiser_step(tmp_path: Path) -> None:
-    rows = _by_name(cost_table(_findings("table", tmp_path)))
-    row = rows["GVPO"]
-    assert [
-        row[name] for name in ("runs", "asked, % of responses", "billed, % of prompts", "cloud calls", "optimiser steps")
-    ] == [
-        "6",
-        "30.0",
-        "60.0",
-        "1000",
-        "400",
-    ]
-    assert rows["GRPO"]["optimiser steps"] == "200"
-
-
-def test_the_rates_while_learning_say_how_near_the_target_each_phase_ended(tmp_path: Path) -> None:
-    findings = _findings("table", tmp_path)
-    for key, result in list(findings.results.items()):
-        if result.cell.method == "grpo" and result.cell.model == "nano-edge":
-            result.body["series"]["assist"] = [0.9] * 50 + [0.4] * 50 + [0.1] * 50 + [0.32] * 50
-        if result.cell.method == "gapg":
-            del findings.results[key]
-    rows = _by_name(kept_rates_table(findings))
-    grpo = rows["GRPO"]
-    assert [grpo[f"g1-g2, phase {number}"] for number in (1, 2)] == ["0.400", "0.320"]
-    assert (grpo["seeds"], grpo["off τ"], grpo["within ±0.05"]) == ("3", "0.060", "6 of 12")
-    assert list(rows["GAPG"].values())[2:] == ["0 of 3", *[MISSING] * 6]
-    assert "Edge Tuning Only" not in rows
 
 
 def _schedule(rates: list[float]) -> Result:
@@ -169,16 +94,6 @@ def test_a_level_is_judged_by_its_last_fifty_steps_and_by_the_twenty_after_the_f
     assert settled_after(_schedule([0.9] * 120), 0) is None
 
 
-def test_levels_that_are_not_held_are_counted_seed_by_seed(tmp_path: Path) -> None:
-    findings = _findings("schedules", tmp_path)
-    next(iter(findings.results.values())).body["series"]["assist"][300:400] = [0.95] * 100
-    (table,) = schedule_tables(findings)
-    held = table.header.index("held")
-    assert [row[held] for row in table.rows].count("no yes") == 1
-    (count,) = table.notes[1:]
-    assert "14 of 15" in count and "29 of 30" in count
-
-
 def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
     spec = load_spec("lambda").model_copy(update={"seeds": (0, 1)})
     make_results(expand(spec, CHOSEN).cells, tmp_path)
@@ -190,26 +105,7 @@ def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
         assert all(("±" in row[2]) == interval and ("±" in row[4]) == interval for row in together.rows)
 
 
-def test_a_method_without_a_price_has_none_and_what_was_not_evaluated_is_not_missing(tmp_path: Path) -> None:
-    (table,) = methods_tables(_findings("gvpo-rate", tmp_path))
-    row = dict(zip(table.header, table.rows[0], strict=True))
-    assert row["end λ"] == "-" and "±" in row["held-out joint, %"]
-    unseen = load_spec("gvpo-rate").model_copy(update={"evaluate": Evaluate(items=0)})
-    make_results(expand(unseen, CHOSEN).cells, tmp_path)
-    (table,) = methods_tables(Findings.of(unseen, CHOSEN, tmp_path))
-    assert dict(zip(table.header, table.rows[0], strict=True))["held-out joint, %"] == "-"
-
-
 # -- assistance rewards ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_chosen_reward_that_misses_the_target_says_by_how_much(tmp_path: Path) -> None:
-    findings = _findings("assist-reward-gapg", tmp_path)
-    for result in findings.results.values():
-        result.body["series"]["assist"] = [0.42 if result.cell.model == "nano-edge" else 0.34] * result.cell.steps
-    chosen = {model: {"gapg": {"group1": 0.3, "group2": 0.3}} for model in ("nano-edge", "nano-edge-llama")}
-    (table,) = assist_tables(findings, chosen)
-    assert [row[3] for row in table.rows] == ["0.420 * (+0.12)"] * 2 + ["0.340 *"] * 2
 
 
 def test_the_assistance_reward_nearest_to_the_target_is_chosen_and_kept(tmp_path: Path) -> None:
@@ -279,13 +175,6 @@ def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_besi
     assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
 
 
-def test_one_seed_has_no_star_however_large_its_difference(tmp_path: Path) -> None:
-    against = _by_name(pooled_differences(_small_world(tmp_path / "small", (0,))))[BARE_DIAL.label]["during"]
-    assert against.startswith("+30.0 ") and "*" not in against
-    against = _by_name(one_threshold_table(_wide_world(tmp_path / "wide", (0,))))[BARE_DIAL.label]["DA-GRPO minus it, one phase"]
-    assert against.startswith("+25.0 ") and "*" not in against
-
-
 def test_an_interval_that_holds_nothing_has_no_star() -> None:
     assert [signed(Estimate(0.1, half, seeds))[-1] == "*" for half, seeds in ((0.05, 3), (0.2, 3), (0.05, 1), (None, 3))] == [
         True,
@@ -310,21 +199,6 @@ def test_one_threshold_may_give_a_family_more_of_the_calls_than_another(tmp_path
     assert all(cell.startswith("+25.0 ") and cell.endswith(" *") for cell in rows[BARE_DIAL.label][5:])
     assert rows["GAPG"][3:] == (MISSING,) * 4
     assert _by_name(equal_rates(findings, 1))[DA_GRPO.label]["@ 30 %"].startswith("82.5 ")
-
-
-def test_the_primary_comparison_takes_the_best_other_of_each_slm_and_waits_for_all_of_them(tmp_path: Path) -> None:
-    findings = _findings("table", tmp_path)
-    table = primary(findings)
-    assert [row[0] for row in table.rows] == [*findings.spec.models, "all"]
-    means = {row.label: pooled(row.parts(findings, "nano-edge", 1), row.held_to(0.3), accuracy) for row in RIVALS}
-    assert table.rows[0][1] == max(means, key=lambda name: means[name].mean if means[name] else 0.0)
-    leads = [float(row[4].split()[0]) for row in table.rows]
-    assert leads[2] == pytest.approx((leads[0] + leads[1]) / 2, abs=0.1)
-    for cell in findings.grid.cells:
-        if cell.method == "gapg" and cell.model == "nano-edge":
-            result_file(cell, tmp_path).unlink()
-    waiting = primary(Findings.of(findings.spec, CHOSEN, tmp_path))
-    assert waiting.rows[0][1] == waiting.rows[2][4] == MISSING and waiting.rows[1][1] != MISSING
 
 
 # -- the model by itself ---------------------------------------------------------------------------------------------------------------
@@ -358,49 +232,15 @@ def test_the_ranking_is_the_chance_that_a_failure_stands_above(forced: str, aske
     assert ranking({"forced": forced, "cloud": "1111", "asked": asked, "help": odds}) == found
 
 
-def test_forced_local_accuracy_is_followed_from_before_learning(tmp_path: Path) -> None:
-    (tables,) = tables_of(_findings("edge-curves", tmp_path), NO_DATA, CHOSEN).values()
-    assert tables[0].header[4:] == ("step 0", "step 300")
-    row = next(row for row in tables[0].rows if row[:3] == ("nano-edge", "g1", "arith"))
-    assert all(0.0 < float(cell) < 100.0 for cell in row[4:])
-
-
 # -- a price in the prompt -------------------------------------------------------------------------------------------------------------
 
-ARITH, SCIENCE = "practice:arith", "practice:science"
-
-
-def test_each_source_is_evaluated_once_a_price() -> None:
-    assert Evaluate(sources=(ARITH,)).places == ((ARITH, ARITH, None),)
-    places = Evaluate(sources=(ARITH, SCIENCE), prices=(0.0, 0.5)).places
-    assert places == (
-        (f"{ARITH}@0", ARITH, 0.0),
-        (f"{ARITH}@0.5", ARITH, 0.5),
-        (f"{SCIENCE}@0", SCIENCE, 0.0),
-        (f"{SCIENCE}@0.5", SCIENCE, 0.5),
-    )
+ARITH = "practice:arith"
 
 
 @pytest.mark.parametrize("price", [-0.1, 0.005, 10.0])
 def test_a_price_that_no_prompt_can_state_is_refused(price: float) -> None:
     with pytest.raises(ValidationError):
         Evaluate(prices=(price,))
-
-
-def test_the_table_pools_the_sources_at_each_price(tmp_path: Path) -> None:
-    spec = load_spec("price-prompt")
-    (cell,) = expand(spec, {}).cells
-    first, *others = cell.evaluate.prices
-    asking = [
-        look(f"{ARITH}@{first:g}", "0101", step=240, asked="1111", own="0000", joint="1111"),
-        look(f"{SCIENCE}@{first:g}", "0101", step=240, asked="1100", own="0001", joint="1101"),
-    ]
-    quiet = [look(f"{source}@{price:g}", "0101", step=240) for source in (ARITH, SCIENCE) for price in others]
-    write_result(result_file(cell, tmp_path), made_result(cell, held_out=[*asking, *quiet]))
-    (table,) = price_tables(Findings.of(spec, {}, tmp_path))
-    row, *later = table.rows
-    assert [cell.partition(" ")[0] for cell in row[5:]] == ["75.0", "87.5", "50.0", "50.0"]
-    assert all(row[5].startswith("0.0 ±") for row in later)
 
 
 # -- retraining for a rate beside the dial on one adapter ------------------------------------------------------------------------------

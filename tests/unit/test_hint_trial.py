@@ -74,7 +74,7 @@ async def test_a_trial_that_was_cut_goes_on_without_paying_twice(tmp_path) -> No
 
 
 def test_hints_pay_where_answers_are_as_good_and_cost_less() -> None:
-    report = report_of(pairs(300, reply(True, spend_uusd=100), reply(True, spend_uusd=60)))
+    report = report_of(pairs(160, reply(True, spend_uusd=100), reply(True, spend_uusd=60)))
     assert (report.verdict, report.setting, report.cost_unit) == ("pays", "coordinator.hint_chars=400", "uusd")
     assert report.ratio is not None and report.ratio[1] == pytest.approx(0.6)
 
@@ -85,11 +85,11 @@ def test_hints_pay_where_answers_are_as_good_and_cost_less() -> None:
         ([], "not known"),
         (pairs(10, reply(True, spend_uusd=100), reply(True, spend_uusd=10)), "not known"),
         (pairs(40, reply(True, spend_uusd=100), reply(True, spend_uusd=10)), "not known"),
-        (pairs(300, reply(True), reply(True)), "does not pay"),
-        (pairs(300, reply(True, spend_uusd=100), reply(False, spend_uusd=10)), "does not pay"),
-        (pairs(300, reply(False), reply(False)), "not known"),
+        (pairs(160, reply(True), reply(True)), "does not pay"),
+        (pairs(160, reply(True, spend_uusd=100), reply(False, spend_uusd=10)), "does not pay"),
+        (pairs(160, reply(False), reply(False)), "not known"),
         (
-            pairs(200, reply(True, spend_uusd=100), reply(True, spend_uusd=60)) + pairs(100, reply(True), reply(False)),
+            pairs(80, reply(True, spend_uusd=100), reply(True, spend_uusd=60)) + pairs(40, reply(True), reply(False)),
             "does not pay",
         ),
     ],
@@ -100,14 +100,14 @@ def test_everything_else_keeps_them_off(found: list[Pair], verdict: str) -> None
 
 
 def test_better_answers_may_pay_though_each_costs_more() -> None:
-    found = pairs(150, reply(True, spend_uusd=50), reply(True, spend_uusd=55)) + pairs(
+    found = pairs(60, reply(True, spend_uusd=50), reply(True, spend_uusd=55)) + pairs(
         150, reply(False, spend_uusd=50), reply(True, spend_uusd=55)
     )
     assert report_of(found).verdict == "pays"
 
 
 def test_where_answers_came_out_of_a_cache_tokens_are_compared() -> None:
-    found = pairs(300, reply(True, 100, 0, cached=True), reply(True, 80, 40))
+    found = pairs(160, reply(True, 100, 0, cached=True), reply(True, 80, 40))
     assert (report_of(found).cost_unit, report_of(found).verdict) == ("tokens", "pays")
 
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from edge.core.clock import SystemClock
-from edge.core.errors import UsageError
 from edge.verifiers.program import ProgramTests, ProgramVerdict, judge_program
-from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Limits, Sandbox
 from edge.verifiers.sandbox.session import run_whole
 from tests.shared_data import shared_data
@@ -41,14 +39,6 @@ def problems() -> list[Problem]:
 def _problem(record: dict[str, str]) -> Problem:
     solution = record["prompt"] + record["canonical_solution"]
     return Problem(record["task_id"], record["entry_point"], solution, f"{record['test']}\n\ncheck({record['entry_point']})\n")
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return choice.best_sandbox()
-    except UsageError as error:
-        pytest.skip(str(error))
 
 
 def verdicts(sandbox: Sandbox, programs: list[tuple[str, str]], wall_s: float) -> list[ProgramVerdict]:

@@ -190,11 +190,6 @@ def test_a_refusal_is_one_line_that_names_the_field_and_what_it_must_be(fields: 
     assert str(refused(**fields)) == line
 
 
-def test_a_tool_of_another_kind_is_an_unsupported_value() -> None:
-    assert refused(tools=[{"type": "web_search"}]).code == "unsupported_value"
-    assert refused(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).code == "unsupported_value"
-
-
 def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
     def task(header: str, **fields: Any) -> str | None:
         return parse(header, **fields).task

@@ -78,7 +78,7 @@ def test_a_known_item_never_changes(name: str) -> None:
 
 
 def test_train_and_test_never_share_a_question(family: Family) -> None:
-    train = {item.question for item in take(family, 1500, "train")}
+    train = {item.question for item in take(family, 800, "train")}
     test = {item.question for item in take(family, 200, "test")}
     assert not train & test
     assert all(split_of(question) == "test" for question in test)

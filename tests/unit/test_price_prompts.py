@@ -16,9 +16,7 @@ from pydantic import ValidationError
 
 from edge.app.settings import agent_settings
 from edge.cloud.group_calls import GroupCalls
-from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig
-from edge.core.errors import ConfigError
 from edge.core.events import MemorySink
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
 from edge.dagrpo.prices import falling_rates, price_for_rate
@@ -113,12 +111,6 @@ async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(
     assert world.client.calls
 
 
-async def test_without_levels_the_prompts_are_bare(tmp_path: Path) -> None:
-    groups, seen, _ = await collected((), tmp_path)
-    assert {group.prompt_dual for group in groups} == {None}
-    assert set(seen) == {f"What is {n} + 1?" for n in range(6)}
-
-
 def group_at(price: float | None) -> ScoredGroup:
     """One right, one wrong, one helped and right, one helped in vain."""
     local = LocalResponse("x", (1, 2), (-0.5, -0.5), FinishReason.EOS)
@@ -181,11 +173,6 @@ async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that
     assert [numbers(step) for step in found] == [numbers(step) for step in whole]
 
 
-async def test_without_levels_a_step_tells_no_price(tmp_path: Path) -> None:
-    _, steps = await learned(tmp_path / "bare")
-    assert {step.scores.prices for step in steps} == {()}
-
-
 async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
@@ -242,14 +229,6 @@ def test_evaluations_tell_the_price_given_or_else_the_middle_one_learned_with(
 def test_prices_that_cannot_be_learned_with_are_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         LearningConfig.model_validate(values)
-
-
-def test_on_the_command_line_levels_are_a_list_and_an_error_is_one_line() -> None:
-    config = resolve_agent_config(sets=["learning.price_levels=[0.0, 0.25, 0.5, 0.75, 1.0]", "learning.price=0.5"]).config
-    assert tuple(config.learning.price_levels) == LEVELS and config.learning.stated_price == 0.5
-    with pytest.raises(ConfigError, match="whole cents") as caught:
-        resolve_agent_config(sets=["learning.price=0.005"])
-    assert "\n" not in str(caught.value)
 
 
 MEASURED = {0.0: 0.8, 0.25: 0.6, 0.5: 0.4, 1.0: 0.0}

@@ -66,6 +66,7 @@ PRIVATE = [
     ("call getACMEReport()", "term"),
 ]
 ORDINARY = [
+    "part NL91ABNA0417164301 and DE89 3704 0044 0532 0130 01, whose check digits are wrong",
     "123456 + 98765 = 222221",
     "2147483647 is 2^31 - 1",
     "5551234567 * 2 - 202 + 303 - 4040 = 11102465699",
@@ -171,7 +172,7 @@ def test_arithmetic_and_programs_stay_as_they_are(text: str) -> None:
 @pytest.mark.parametrize("source", ["practice:group1", "practice:group2"])
 def test_no_practice_question_is_changed(source: str) -> None:
     finder = Finder(region="US")
-    for item in islice(open_source(source).train(3), 2000):
+    for item in islice(open_source(source).train(3), 600):
         for text in (user_prompt(item), compact_question(item), item.solution):
             assert finder.find(text) == [], text
 
@@ -387,3 +388,10 @@ def test_a_term_that_is_part_of_a_placeholders_name_confuses_nothing(term: str) 
 
 def test_the_red_team_knows_a_leak_when_it_sees_one() -> None:
     assert is_told("jo@example.org", "write to jo@example") and not is_told("jo@example.org", "write to [EMAIL_1]")
+
+
+def test_what_was_replaced_may_not_leave_though_nothing_would_find_it_by_itself() -> None:
+    registry = Registry()
+    assert registry.leaks(["about Falcon"], "", {}) == {}
+    assert registry.leaks(["about [TERM_1]"], "", {"TERM_1": "Falcon"}) == {}
+    assert registry.leaks(["about Falcon"], '["Falcon"]', {"TERM_1": "Falcon"}) == {"known": 2}

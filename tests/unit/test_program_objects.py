@@ -5,19 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge.core.errors import UsageError
-from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Sandbox
 from tests.sandboxes import judged
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return choice.best_sandbox()
-    except UsageError as error:
-        pytest.skip(str(error))
-
 
 STACK = """
 class EmptyError(Exception):

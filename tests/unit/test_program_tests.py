@@ -20,15 +20,6 @@ from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Limits, Sandbox, SandboxError
 from tests.sandboxes import judged
 
-
-@pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
-    try:
-        return choice.best_sandbox()
-    except UsageError as error:
-        pytest.skip(str(error))
-
-
 SQUARE = "def square(x):\n    return x * x\n"
 
 
@@ -222,10 +213,6 @@ def test_the_public_function_uses_the_best_sandbox() -> None:
 
 
 # ---- the verifier ----
-
-
-class CountingJudge(ProgramJudge):
-    """Counts how often the sandbox is asked for and used."""
 
 
 def item(tests: str, preamble: str = "") -> TaskItem:

@@ -206,12 +206,6 @@ def test_without_a_user_systemd_nothing_is_changed_and_one_line_says_why(home: P
     assert not (home / "config").exists()
 
 
-def test_a_command_that_fails_is_named_with_its_words(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program(systemd, "systemctl", '[ "$2" != restart ] || { echo "Job failed." >&2; exit 1; }')
-    assert main(["service", "install"]) == 1
-    assert capsys.readouterr().err == "error: systemctl --user restart edge-agent.service failed: Job failed.\n"
-
-
 @linux_only
 def test_print_and_dry_run_touch_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "install", "--print"]) == 0
@@ -253,15 +247,6 @@ def test_on_a_mac_launchd_gets_a_property_list(
     assert main(["service", "uninstall"]) == 0
     assert not plist.exists()
     assert stat.S_IMODE(plist.parent.stat().st_mode) & 0o022 == 0
-
-
-def test_a_system_with_neither_is_told_so(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "plan9")
-    for words in (["install"], ["uninstall"], ["status"], ["logs"]):
-        assert main(["service", *words]) == 2
-        assert "there is no service for plan9" in capsys.readouterr().err
 
 
 def test_nothing_that_may_be_a_secret_is_carried_over() -> None:

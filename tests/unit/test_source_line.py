@@ -42,20 +42,9 @@ def test_a_quota_that_does_not_matter_is_not_told(state: str) -> None:
     )
 
 
-def test_an_answer_without_a_quota_tells_the_calls_left() -> None:
-    assert " · 12 calls left · " in source_line(NOTE)
-
-
 @pytest.mark.parametrize(("state", "reason"), [("paused", PAUSED), ("switched_off", OFF)])
 def test_what_the_reason_says_is_not_said_twice(state: str, reason: str) -> None:
     assert line(state, f"{reason}; {HERE}", reason=reason).count("the cloud is") == 1
-
-
-def test_a_fallback_has_the_details_in_its_reason() -> None:
-    told = line(
-        "used_up", f"used up (device calls 3 of 3); {HERE}", source="local-fallback", reason="it asked, but device calls 3 of 3"
-    )
-    assert (told.count("3 of 3"), "the budget is used up" in told) == (1, True)
 
 
 STEERS = "\x1b]0;owned\x07\x1b[2Jok\u202e\x9b1m"

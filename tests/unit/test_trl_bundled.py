@@ -21,7 +21,7 @@ from edge.inference.gguf_model import GgufModel
 from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES, practice_stream
-from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
+from tools.integrations.trl.bundled import folder_name, write_hf_folder
 from tools.integrations.trl.plans import messages
 from tools.integrations.trl.responses import reader_of
 
@@ -75,13 +75,6 @@ def test_a_response_reads_as_the_engine_reads_it_tags_kept_and_control_tokens_le
     assert not reader_of(tokenizer, [tokenizer.eos_token_id]).read(0, ended[:-1]).ended
 
 
-def test_the_template_carries_the_models_own_system_prompt(written):
-    _, folder = written
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False)
-    assert text == "<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-
-
 def test_a_folder_that_is_there_is_kept_and_so_is_all_that_lies_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (tmp_path / "model.partial").mkdir()
@@ -111,13 +104,6 @@ def test_a_model_of_the_same_shape_with_other_weights_is_another_model(tmp_path:
     assert folder_name(mine) != folder_name(model_file("nano-edge"))
 
 
-def test_a_folder_that_does_not_say_what_it_was_written_from_is_not_taken_for_the_model(tmp_path: Path) -> None:
-    write_hf_folder(model_file("nano-edge"), tmp_path / "model")
-    (tmp_path / "model" / "source.json").unlink()
-    with pytest.raises(UsageError, match="holds another model"):
-        write_hf_folder(model_file("nano-edge"), tmp_path / "model")
-
-
 def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "letters"
     folder.mkdir()
@@ -127,31 +113,11 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path
     assert (folder / "letter").read_text() == "Dear"
 
 
-@pytest.mark.parametrize(("place", "told"), [("file", "is a file"), ("file/below", "cannot be written: ")])
-def test_a_place_that_is_no_folder_is_refused_in_one_line(tmp_path: Path, place: str, told: str) -> None:
-    (tmp_path / "file").write_text("here")
-    with pytest.raises(UsageError, match=told):
-        write_hf_folder(model_file("nano-edge"), tmp_path / place)
-    assert (tmp_path / "file").read_text() == "here"
-
-
-def test_an_empty_folder_is_filled_and_one_with_another_model_is_not_taken_for_it(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    write_hf_folder(model_file("nano-edge"), tmp_path / "model")
-    with pytest.raises(UsageError, match="holds another model"):
-        write_hf_folder(model_file("nano-edge-llama"), tmp_path / "model")
-
-
 def test_a_gguf_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.integrations.trl.bundled._PRE_TOKENIZER", "llama-bpe")
     with pytest.raises(UsageError, match="not the tokenizer of a bundled model"):
         write_hf_folder(model_file("nano-edge"), tmp_path / "model")
     assert not list(tmp_path.iterdir())
-
-
-def test_bundled_models_are_named_by_their_prefix():
-    assert bundled_name("bundled:nano-edge") == "nano-edge"
-    assert bundled_name("Qwen/Qwen2.5-1.5B-Instruct") is None
 
 
 def test_messages_are_the_agents_own(written):

@@ -26,13 +26,6 @@ def test_the_newest_by_number_is_taken_where_all_are_whole(tmp_path: Path) -> No
     assert steps(tmp_path / "nowhere") == (None, [])
 
 
-@pytest.mark.parametrize("name", ["trainer_state.json", "adapter_model.safetensors", "optimizer.pt"])
-def test_one_that_lacks_a_part_is_passed_over(name: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 1)
-    (write_checkpoint(tmp_path, 2) / name).unlink()
-    assert steps(tmp_path) == (1, [2])
-
-
 @pytest.mark.parametrize(
     "name",
     [

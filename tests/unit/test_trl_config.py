@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,14 +24,14 @@ from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.trl.__main__ import main
-from tools.integrations.trl.compare import compare, dual_lr, largest_t, of_blocks, read_steps, welch
+from tools.integrations.trl.compare import compare, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.plans import columns, curriculum
-from tools.integrations.trl.processes import AccelerateProcesses, MainFailed, OneProcess
+from tools.integrations.trl.processes import AccelerateProcesses
 from tools.integrations.trl.responses import Completion, as_response
 from tools.integrations.trl.sources import open_mixed
-from tools.integrations.trl.stopping import Terminated, stopped_by_term
-from tools.integrations.trl.trainer import WAIT_S, config_fields, paper_scale, passes, wait_s
+from tools.integrations.trl.stopping import Terminated
+from tools.integrations.trl.trainer import config_fields, paper_scale, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
 ACCELERATE = Path("tools/integrations/trl/accelerate")
@@ -202,11 +201,6 @@ def test_a_response_ended_by_itself_at_the_limit_of_tokens_or_beyond_its_steps(t
     assert as_response(Completion(0, (1,), text, ended), max_steps=1).finish is finish
 
 
-def test_a_failure_of_the_main_process_is_raised_as_it_is():
-    with pytest.raises(TaskFileError):
-        OneProcess().from_main(lambda: (_ for _ in ()).throw(TaskFileError("gone")))
-
-
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
     processes = AccelerateProcesses(wait_s=60)
@@ -217,37 +211,12 @@ def test_a_single_process_under_accelerate_needs_no_others():
         processes.from_main(lambda: (_ for _ in ()).throw(EdgeError("gone")))
 
 
-def test_processes_wait_for_each_other_as_long_as_the_run_says(monkeypatch):
-    pytest.importorskip("accelerate")
-    told: dict[str, Any] = {}
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    monkeypatch.setattr("accelerate.PartialState", lambda **words: told.update(words) or SimpleNamespace(num_processes=1))
-    AccelerateProcesses(wait_s(config_of(options={"ddp_timeout": 900})))
-    assert told == {"timeout": timedelta(seconds=900), "cpu": False}
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    AccelerateProcesses(wait_s(config_of()))
-    assert told["cpu"] is True
-    assert told["timeout"] == timedelta(seconds=WAIT_S) == timedelta(seconds=config_fields(config_of(), 1)["ddp_timeout"])
-    with pytest.raises(UsageError, match="ddp_timeout cannot be soon"):
-        wait_s(config_of(options={"ddp_timeout": "soon"}))
-
-
 def test_processes_that_a_launcher_started_and_nobody_connected_are_refused(monkeypatch):
     pytest.importorskip("accelerate")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(UsageError, match="2 processes were started but are not connected"):
         AccelerateProcesses(wait_s=60)
-
-
-def test_the_main_process_alone_tells_why_it_failed(monkeypatch, tmp_path, capsys):
-    def others(*_: Any, **__: Any) -> None:
-        raise MainFailed("the main process failed: gone")
-
-    (tmp_path / "run.yaml").write_text("trainer: {}")
-    monkeypatch.setattr("tools.integrations.trl.config.resolve_run", others)
-    assert main(["run", str(tmp_path / "run.yaml")]) == 1
-    assert capsys.readouterr().err == ""
 
 
 def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):
@@ -266,13 +235,6 @@ def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch
     monkeypatch.setitem(sys.modules, "tools.integrations.trl.run", SimpleNamespace(run=running))
     assert main(["run", str(tmp_path / "run.yaml")]) == 143
     assert (seen, signal.getsignal(signal.SIGTERM)) == ([Terminated], before)
-
-
-def test_term_is_left_alone_in_the_other_processes(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    before = signal.getsignal(signal.SIGTERM)
-    with stopped_by_term():
-        assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_loop_on_a_thread_runs_coroutines_and_cancels_what_is_left():
@@ -337,21 +299,6 @@ def test_events_that_cannot_be_read_are_no_difference(change, told, tmp_path, ca
     assert told in line
 
 
-def test_runs_that_are_no_pairs_are_compared_and_it_is_said_why(tmp_path):
-    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.3, 2))
-    assert compare([a], [b]).notes == ()
-    (a / "config.yaml").write_text("learning: {seed: 0}")  # of edge-agent learn
-    (b / "config.yaml").write_text("agent: {learning: {seed: 0}}")
-    assert compare([a], [b]).notes == ()
-    (b / "config.yaml").write_text("agent: {learning: {seed: 1}}")
-    (b / "events.jsonl").write_text((b / "events.jsonl").read_text().replace('"source": "', '"source": "other-'))
-    result = compare([a], [b])
-    assert result.notes[0] == "learning.seed is 0 and 1"
-    assert result.notes[1].startswith("in step 1 the source is ")
-    assert "not in pairs: learning.seed is 0 and 1" in result.text()
-    assert result.to_json()["notes"] == result.notes
-
-
 def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:
     from edge.core.rng import stream
 
@@ -369,15 +316,6 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     assert not told["dual at the end"].agree
     assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
     assert "not the same" in result.text()
-
-
-def test_lambdas_difference_is_held_against_what_the_rates_noise_adds_up_to(tmp_path):
-    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.3, 2))
-    assert dual_lr(list(read_steps(a).values())) == pytest.approx(0.02)
-    told = {one.measure: one for one in compare([a], [b]).differences}
-    rate, dual = told["assist_rate"], told["dual at the end"]
-    assert dual.difference == pytest.approx(0.02 * 60 * rate.difference)
-    assert dual.standard_error == pytest.approx(0.02 * 60 * rate.standard_error)
 
 
 def test_several_runs_on_both_sides_are_held_against_their_own_spread(tmp_path):
@@ -408,17 +346,3 @@ def test_of_a_hundred_comparisons_of_the_same_about_one_says_they_differ(steps):
         pairs = [[y - x for x, y in zip(a, b, strict=True)] for a, b in zip(*sides, strict=True)]
         apart += not all(of_blocks(differences).explains(sum(differences) / steps) for differences in pairs)
     assert 0 < apart <= 9
-
-
-def test_so_it_is_with_several_runs_on_both_sides():
-    apart = 0
-    for number in range(300):
-        sides = [[sum(noisy(0.3, 10_000 * number + 100 * measure + run, 20)) for run in range(6)] for measure in range(5)]
-        apart += not all(welch(six[:3], six[3:]).explains((sum(six[:3]) - sum(six[3:])) / 3) for six in sides)
-    assert apart <= 9
-
-
-def test_more_blocks_and_more_runs_tell_smaller_differences_apart():
-    assert [round(largest_t(freedom), 1) for freedom in (2, 4, 9)] == [22.3, 7.2, 4.3]
-    assert welch([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]).freedom == pytest.approx(4.0)
-    assert welch([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]).freedom == pytest.approx(2.0)

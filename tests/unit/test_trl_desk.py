@@ -9,8 +9,7 @@ import pytest
 
 from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
 from edge.learning.methods import DaGrpo
-from edge.state.events import Notice, RunStarted, StepFinished
-from edge.testing.coordinator import ScriptedTerms
+from edge.state.events import Notice, StepFinished
 from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
 from tests.unit.trained import training_groups
 from tests.unit.trl_world import TrlWorld, completions
@@ -63,14 +62,6 @@ async def test_a_malformed_request_and_a_request_in_a_cut_response_ask_for_nothi
     verdicts = await desk.verdicts(1, completions(1, [[BROKEN_HELP, cut, RIGHT, RIGHT], [WRONG] * 4], cut=[cut]))
     assert [(one.reward, one.cost) for one in verdicts[:2]] == [(-0.1, 0), (-0.1, 0)]
     assert world.client.calls == []
-
-
-async def test_a_response_beyond_the_step_limit_breaks_the_format(world):
-    steps = "\n".join(f"Step {number}: more" for number in range(1, 6))
-    long = f"<think>\n{steps}\n</think>\n<answer>\\boxed{{1}}</answer>"
-    verdicts = await make(world, world.desk(), 1, [[long, RIGHT, RIGHT, RIGHT], [WRONG] * 4])
-    assert [one.reward for one in verdicts[:2]] == [-0.1, 1.0]
-    assert steps_told(world)[0].scores.truncated == 0.0
 
 
 async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
@@ -130,42 +121,6 @@ def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> 
         average = sum(shaped) / len(shaped) if shaped else 0.0
         found += [(value - average) / (size - 1) / (len(verdicts) // size) for value in shaped]
     return found
-
-
-async def test_a_refusal_by_the_hard_cap_costs_but_gets_no_answer(tmp_path):
-    world = TrlWorld(tmp_path / "state", terms=ScriptedTerms(calls_limit=0, step_credit_kappa=None))
-    verdicts = await make(world, world.desk(), 1)
-    assert [(one.reward, one.cost) for one in verdicts[:4]] == [(1.0, 0), (0.0, 1), (0.0, 0), (-0.1, 0)]
-    assert (steps_told(world)[0].scores.refused, steps_told(world)[0].cloud.cloud_calls) == (2, 0)
-    assert any("budget used up" in event.text for event in world.sink.events if isinstance(event, Notice))
-    world.close()
-
-
-async def test_a_unanimous_group_makes_no_call_where_that_is_asked_for(tmp_path):
-    world = TrlWorld(tmp_path / "state", skip_unanimous_calls=True)
-    verdicts = await make(world, world.desk(), 1, [[HELP] * 4, [RIGHT] * 4])
-    assert [one.cost for one in verdicts] == [1] * 4 + [0] * 4
-    assert (world.client.calls, steps_told(world)[0].scores.uncalled) == ([], 4)
-    world.close()
-
-
-async def test_the_step_is_told_as_the_agent_tells_its_own(world):
-    await make(world, world.desk(), 1)
-    (step,) = steps_told(world)
-    assert (step.step, step.steps_planned, step.scores.prompts, step.scores.responses, step.cloud.cloud_calls) == (1, 4, 2, 8, 2)
-    assert (step.scores.joint_accuracy, step.scores.kept_accuracy, step.control.assist_rate, step.scores.coverage) == (
-        0.5,
-        pytest.approx(1 / 3),
-        0.25,
-        0.75,
-    )
-    assert (step.scores.reward_mean, step.update.loss, step.update.grad_norm, step.update.entropy) == (
-        pytest.approx(3.8 / 8),
-        0.5,
-        0.25,
-        1.0,
-    )
-    assert (step.update.groups_trained, step.update.frac_reward_zero_std, step.control.offline) == (2, 0.0, False)
 
 
 async def test_other_prompts_than_the_steps_are_refused(world):
@@ -234,22 +189,3 @@ async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_w
     assert steps_told(world)[0].control.offline
     await make(world, desk, 2)
     assert (await world.client.register("1", ["math"])).tasks[0].next_step == 2
-
-
-async def test_the_end_hands_in_what_waits_and_sums_up(world):
-    desk = world.desk()
-    await make(world, desk, 1)
-    assert (await desk.finish("stopped", 3.0)).adapter_version == 0
-    finished = await desk.finish("done", 3.0, 2)
-    assert finished.adapter_version == 2
-    assert (finished.steps_done, finished.total_cloud_calls, finished.reason, finished.seconds) == (1, 2, "done", 3.0)
-    assert world.sink.events[-1] == finished
-
-
-async def test_a_run_that_goes_on_tells_how_far_it_had_come(world):
-    desk = world.desk()
-    await desk.begin("a model")
-    await make(world, desk, 1)
-    await world.desk().begin("a model")
-    told = [(event.steps_done, event.steps_planned) for event in world.sink.events if isinstance(event, RunStarted)]
-    assert told == [(0, 4), (1, 4)]

@@ -15,7 +15,6 @@ from edge.core.errors import StateError, UsageError
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from tests.unit.trl_world import write_checkpoint
-from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.trl.desk import OPENED
 from tools.integrations.trl.folder import HeldFolder, Start
@@ -121,12 +120,6 @@ def test_what_a_step_that_was_cut_has_paid_for_is_set_aside_and_told(tmp_path):
     assert not (out / "state" / "coordinator").exists()
 
 
-def test_a_step_that_was_cut_goes_on_under_the_same_settings(tmp_path):
-    out = begun(tmp_path / "run", opened=True)
-    assert take(resolved(out)).told == ()
-    assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
-
-
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_run_at_work_in_the_folder_keeps_it(fresh: bool, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
@@ -135,23 +128,6 @@ def test_a_run_at_work_in_the_folder_keeps_it(fresh: bool, tmp_path: Path) -> No
         take(resolved(out), fresh=fresh)
     assert "--out" in refusal.value.hint
     assert listed(out) == before
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_an_agent_at_work_in_the_state_folder_keeps_it(fresh: bool, tmp_path: Path) -> None:
-    out = begun(tmp_path / "run", steps=1)
-    with StateFolder(out / "state"), pytest.raises(StateError) as refusal:
-        take(resolved(out), fresh=fresh)
-    assert "--state" not in refusal.value.hint
-    assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
-
-
-def test_steps_whose_settings_cannot_be_read_any_more_are_kept(tmp_path):
-    out = begun(tmp_path / "run", steps=1)
-    (out / "config.yaml").write_text("agent: {learning: {price_levels: [0, 1]}}\n")
-    with pytest.raises(UsageError, match="holds a run with settings that cannot be read") as refusal:
-        take(resolved(out))
-    assert "\n" not in str(refusal.value)
 
 
 def whole_run(out: Path) -> Path:
@@ -211,13 +187,6 @@ def test_what_a_fresh_start_had_moved_when_it_was_killed_is_put_back_by_the_next
     assert listed(out) == before
 
 
-def test_what_a_killed_start_had_not_removed_yet_is_removed_by_the_next(tmp_path: Path) -> None:
-    out = begun(tmp_path / "run", steps=1)
-    (out / ".removed-ab_c0123" / "state").mkdir(parents=True)
-    take(resolved(out))
-    assert not (out / ".removed-ab_c0123").exists()
-
-
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
     fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,24 +233,6 @@ def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: 
     assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
 
 
-def test_the_folder_of_an_agents_own_run_is_no_run_on_trl(tmp_path: Path) -> None:
-    out = begun(tmp_path / "run", steps=1)
-    (out / "config.yaml").write_text("learning: {group_size: 8}\n")
-    with pytest.raises(UsageError, match="no run"):
-        take(resolved(out), fresh=True)
-
-
-def test_a_folder_that_is_new_or_empty_or_was_only_just_marked_is_taken(tmp_path: Path) -> None:
-    for place in ("new", "empty", "marked"):
-        out = tmp_path / place
-        if place != "new":
-            out.mkdir()
-        if place == "marked":
-            (out / "run.json").touch()
-        assert take(resolved(out)) == Start(None, ())
-        assert take(resolved(out), fresh=True) == Start(None, ())
-
-
 @pytest.mark.parametrize(
     ("removed", "told"),
     [
@@ -324,34 +275,9 @@ def test_a_checkpoint_that_was_not_written_to_the_end_makes_way_for_the_whole_on
     assert take(resolved(out)) == Start(whole, ())
 
 
-def test_without_a_whole_checkpoint_the_steps_are_made_again_and_that_is_told(tmp_path: Path) -> None:
-    out = begun(tmp_path / "run", steps=3)
-    (out / "trl" / "checkpoint-2").mkdir(parents=True)
-    start = take(resolved(out))
-    assert (start.checkpoint, "going on from the first step" in start.told[0]) == (None, True)
-
-
 def test_steps_of_other_weights_by_the_same_name_are_not_gone_on_with(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     take(resolved(out), model="model-0123456789ab")
     assert take(resolved(out), model="model-0123456789ab").told == ()
     with pytest.raises(UsageError, match=r"other weights \(model-0123456789ab, not model-ba9876543210\)"):
         take(resolved(out), model="model-ba9876543210")
-
-
-@pytest.mark.parametrize("below", ["", "below"])
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_file_is_no_folder_of_a_run(below, fresh, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"file.* cannot be the folder of a run: ") as refusal:
-        take(resolved(tmp_path / "run", f"out={tmp_path / 'file' / below}"), fresh=fresh)
-    assert refusal.value.hint == "give another folder with --out"
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_setting_that_trl_does_not_follow_is_one_line_and_wrong_usage_before_anything_is_made(tmp_path, capsys: Any):
-    path, out = tmp_path / "run.yaml", tmp_path / "run"
-    resolved(out)
-    assert main(["run", str(path), "--set", "agent.learning.cloud_samples=on"]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert (len(told), "cloud_samples must be off" in told[0], out.exists()) == (1, True, False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 
 from edge.app import model_file
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
-from edge.core.errors import UsageError
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
 from edge.training.loss import policy_loss
-from tools.integrations.trl.building import build_trainer, grpo_config, require_one_loss
+from tools.integrations.trl.building import build_trainer, grpo_config
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
@@ -241,12 +239,6 @@ def test_the_grpo_baselines_objective_is_trls_loss_with_ratios_inside_and_outsid
     assert loss == pytest.approx(-sum(rows) / len(rows), rel=1e-5)
 
 
-def test_every_id_that_ends_a_response_for_the_model_ends_it_for_the_rewards(folder, tokenizer, tmp_path):
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.0))
-    reader = trainer.reward_funcs[0].__self__.reader
-    assert reader.ends == frozenset(trainer.eos_token_ids) == {tokenizer.eos_token_id}
-
-
 def test_the_algorithm_is_what_grpo_config_gets(tmp_path):
     args = grpo_config(config_of(tmp_path), 1)
     assert (args.beta, args.num_iterations, args.scale_rewards, args.loss_type) == (0.0, 1, "none", "luspo")
@@ -254,20 +246,3 @@ def test_the_algorithm_is_what_grpo_config_gets(tmp_path):
     assert (args.steps_per_generation, args.gradient_accumulation_steps, args.generation_batch_size) == (1, 1, G * PROMPTS)
     assert args.max_grad_norm == pytest.approx((G - 1) / G)
     assert args.lr_scheduler_type == "constant"
-
-
-def test_responses_are_spread_over_passes_but_generated_at_once(tmp_path):
-    config = config_of(tmp_path)
-    config = config.model_copy(update={"trainer": replace_rows(config.trainer, 2)})
-    args = grpo_config(config, 1)
-    assert (args.steps_per_generation, args.generation_batch_size) == (4, G * PROMPTS)
-
-
-def replace_rows(trainer: TrainerConfig, rows: int) -> TrainerConfig:
-    return trainer.model_copy(update={"rows_per_pass": rows})
-
-
-def test_a_model_that_adds_a_loss_for_its_experts_is_refused():
-    require_one_loss(SimpleNamespace(aux_loss_enabled=False))
-    with pytest.raises(UsageError, match="a loss of its own for its experts"):
-        require_one_loss(SimpleNamespace(aux_loss_enabled=True))

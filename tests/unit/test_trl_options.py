@@ -10,7 +10,7 @@ import pytest
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
-from tools.integrations.trl.options import FREE, REFUSED, VLLM_DEFAULTS, require_decided, require_switches
+from tools.integrations.trl.options import FREE, REFUSED, require_decided
 from tools.integrations.trl.trainer import config_fields, own_fields
 
 
@@ -91,16 +91,3 @@ def test_weights_that_are_trained_stay_float32_whatever_else_is_said_of_the_mode
     assert fields_of(low)["model_init_kwargs"] == low["model_init_kwargs"]  # the base of an adapter is not trained
     with pytest.raises(UsageError, match="weights that are trained are float32"):
         fields_of(low, tuning="full")
-
-
-def test_with_vllm_tokens_are_weighed_as_in_the_projects_own_learner():
-    assert LearningConfig().importance_cap == VLLM_DEFAULTS["vllm_importance_sampling_clip_max"]
-    fields = fields_of({"use_vllm": True})
-    assert VLLM_DEFAULTS.items() <= fields.items()
-    assert (fields["importance_sampling_level"], fields_of({})["importance_sampling_level"]) == ("token", "sequence")
-
-
-def test_a_switch_is_true_or_false():
-    require_switches({"use_vllm": False, "vllm_mode": "server"}, {"use_vllm": False, "vllm_mode": "colocate"})
-    with pytest.raises(UsageError, match="use_vllm cannot be false: give true or false"):
-        require_switches({"use_vllm": "false"}, {"use_vllm": False})

@@ -102,20 +102,6 @@ def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float):
     callback.on_log(SimpleNamespace(fp16=True), at(2), None, logs={"loss": 0.0, "grad_norm": norm})
 
 
-def test_what_vllm_samples_otherwise_is_carried_along():
-    assert Scale(2.0).numbers({"sampling/sampling_logp_difference/mean": 0.25}).sampler_gap == 0.25
-    assert Scale(2.0).numbers({"loss": 1.0}).sampler_gap == 0.0
-
-
-def test_a_log_that_is_not_finite_is_written_down_as_nothing():
-    assert Scale(2.0).numbers({"loss": float("nan"), "grad_norm": float("inf"), "entropy": None}) == TrainerNumbers()
-
-
-def test_a_callback_without_weights_says_what_is_missing():
-    with pytest.raises(EdgeError, match="moves no weights"):
-        DualCallback(SharedSteps(NotedDesk(), OneProcess()), Scale(1.0)).on_step_begin(None, at(0), None)
-
-
 class Pair:
     """Two processes as two threads that meet at every exchange."""
 
@@ -168,8 +154,3 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
     assert results[1] == (0.51, [8.0, None, 12.0], [2.0, None, 2.0])
     assert [asked[0] for asked in desk.asked] == ["open", "verdicts", "close"]
     assert [place for place, _, _ in desk.asked[1][2]] == [0, 0, 0, 0, 1, 1]
-
-
-def test_a_process_without_a_desk_is_never_asked():
-    with pytest.raises(EdgeError, match="no coordinator is open in this process"):
-        BlockingDesk().open(1)

@@ -89,3 +89,10 @@ def test_a_limit_that_was_lowered_below_what_is_used_is_told_as_it_is_asked_for(
     rows = [BudgetRow("device[device:d]", Limits(calls=60), Limits(calls=62), Amount(62, 9, 9), Amount())]
     told = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
     assert (told.calls, told.calls_limit) == (62, 60)
+
+
+def test_of_several_budgets_the_one_with_the_least_left_is_told_unit_by_unit() -> None:
+    roomy, tight = Limits(calls=60, tokens=40), Limits(calls=20, tokens=900)
+    rows = [BudgetRow("device[device:d]", roomy, roomy, Amount(3, 9, 9)), BudgetRow("fleet", tight, tight, Amount(18, 9, 9))]
+    told = snapshot(None, TaskConfig(), rows, [BudgetTerms(row.key, row.limits) for row in rows])
+    assert (told.calls, told.calls_limit, told.tokens, told.tokens_limit) == (18, 20, 9, 40)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -416,6 +416,15 @@ async def test_entries_in_another_order_are_found(memory: MemoryLedgerStore) -> 
     assert not verify(memory.tables).ok
 
 
+async def test_an_entry_that_does_not_follow_the_one_before_is_found_though_its_own_hash_is_right(
+    memory: MemoryLedgerStore,
+) -> None:
+    journal = memory.tables.journal
+    last = journal[-1]
+    journal[-1] = next_entry(last.seq - 1, GENESIS, last.at_ms, last.kind, last.data())
+    assert any("does not follow the entry before" in line for line in verify(memory.tables).differences)
+
+
 async def test_an_unknown_kind_of_entry_is_found(memory: MemoryLedgerStore) -> None:
     last = memory.tables.journal[-1]
     memory.tables.journal.append(next_entry(last.seq, last.hash, last.at_ms, "gift", {"uusd": 1}))
@@ -435,6 +444,11 @@ async def test_overspend_is_found_at_the_entry_where_it_happened(memory: MemoryL
     entries = forged(memory, "limits", asked=[1, None, None], limits=[1, None, None])
     memory.tables.journal[:] = entries
     assert any("above its limits" in line for line in verify(memory.tables).differences)
+
+
+async def test_a_charge_above_its_hold_is_found_at_the_entry_where_it_happened(memory: MemoryLedgerStore) -> None:
+    memory.tables.journal[:] = forged(memory, "completed", charge=[1, 100, 5_000])
+    assert any("(completed): charged" in line and "more than the hold" in line for line in verify(memory.tables).differences)
 
 
 async def test_differences_are_counted_but_not_listed_without_end(memory: MemoryLedgerStore) -> None:
@@ -493,10 +507,11 @@ async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> 
 
 
 NESTED = st.none() | st.booleans() | st.integers() | st.text()
-VALUES = st.recursive(NESTED, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+VALUES = st.recursive(NESTED, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_the_body_of_an_entry_is_canonical_json_however_it_is_written(data: dict[str, object]) -> None:
     entry = next_entry(0, GENESIS, 1, "kind", data)
     assert entry.body == canonical_json(data)

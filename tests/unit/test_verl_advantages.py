@@ -71,11 +71,6 @@ def test_a_batch_without_a_usable_group_has_neither_advantages_nor_weights():
     assert row_weights([True, False], ["a", "a"]) == [0.0, 0.0]
 
 
-def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="equally long, not 2, 1, 2, 2"):
-        row_advantages([1.0, 0.0], [0], [False, False], ["a", "a"], 0.5)
-
-
 def rows_of(*responses: ScoredResponse) -> list[dict[str, object]]:
     return [{"reward_extra_info": as_info(response), "turn_scores": []} for response in responses]
 
@@ -99,14 +94,6 @@ def test_padding_that_copies_a_real_outcome_is_in_no_group_and_in_no_count():
     assert outcomes.left_out == [False, False, True]
     assert outcomes.costs == [1.0, 0.0, 0.0]
     assert outcomes.units == StepUnits(2, 1, 0)
-
-
-def test_the_log_tells_rates_and_accuracies_of_the_responses():
-    rows = rows_of(scored(1.0, 1, False), scored(1.0, 0, False), scored(0.0, 0, False), scored(0.0, 0, False))
-    told = Outcomes.of(rows, [False] * 4).metrics([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"], 0.5)
-    assert told["assist_rate"] == 0.25
-    assert (told["joint_accuracy"], told["kept_accuracy"]) == (0.5, pytest.approx(1 / 3))
-    assert (told["groups_used"], told["groups_without_signal"]) == (2.0, 0.5)
 
 
 def test_a_response_scored_by_another_reward_manager_is_refused_with_what_to_set():

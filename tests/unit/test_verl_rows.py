@@ -129,16 +129,6 @@ def test_a_failure_leaves_no_draft_and_the_old_files_as_they_were(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_on_a_terminal_a_line_tells_how_far_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("tools.integrations.verl.prepare._ROWS_PER_WRITE", 2)
-    assert main(["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]) == 0
-    told = [line for line in capsys.readouterr().err.split("\r\x1b[K") if line]
-    assert told == ["train.parquet: 2 of 3 rows", "train.parquet: 3 of 3 rows", "test.parquet: 2 of 2 rows"]
-
-
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"item": "no JSON"}, {"item": '{"kind": "math"}'}])
 def test_rows_made_by_others_are_refused_with_what_to_do(extra):
     with pytest.raises(TaskFileError) as refusal:

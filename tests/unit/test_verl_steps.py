@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.cloud.group_calls import GroupCalls
-from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError, UsageError
+from edge.core.errors import CoordinatorUnavailable, PermissionDenied, StateError
 from edge.dagrpo.dual import dual_step
 from edge.evaluation.judging import RolloutSettings
 from edge.routing.policy import SelfOffload
@@ -170,22 +169,6 @@ def test_a_coordinator_that_cannot_be_used_is_told_before_the_first_step(drivers
         drivers.start()
 
 
-def test_a_step_that_was_not_opened_or_not_reported_cannot_be_closed(drivers):
-    steps = drivers.start()
-    with pytest.raises(UsageError, match="no learning step is open"):
-        steps.close()
-    steps.open()
-    with pytest.raises(UsageError, match="has no report"):
-        steps.close()
-
-
-def test_shutting_twice_is_shutting_once(drivers):
-    steps = drivers.start()
-    steps.shut()
-    steps.shut()
-    assert drivers.client.closed
-
-
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "outbox": []}'])
 def test_a_damaged_state_file_is_named_with_what_it_means(tmp_path, text):
     path = tmp_path / STATE_FILE
@@ -193,11 +176,3 @@ def test_a_damaged_state_file_is_named_with_what_it_means(tmp_path, text):
     with pytest.raises(StateError, match=STATE_FILE) as refusal:
         RunState(path)
     assert "step numbers are taken" in refusal.value.hint
-
-
-def test_the_state_file_is_plain_json_and_survives_a_cut_write(drivers):
-    one_step(drivers.start(), 8)
-    path = drivers.folder / STATE_FILE
-    path.with_name(f".{STATE_FILE}.draft").write_text("half")
-    assert json.loads(path.read_text())["terms"][0]["next_step"] == 1
-    assert drivers.start().open().task_step == 1

@@ -1,0 +1,150 @@
+"""Planted bugs: each is one changed line of the product, and the named tests must fail on it. `python -m tools.mutants [WORD ...]`
+
+The change is made in a copy of the working tree; a bug that no test finds is printed as SURVIVED, and the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from edge.core.clock import SystemClock
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = {
+    "edge/dagrpo/advantages": ["paper/test_advantage_laws", "unit/test_cloud_samples"],
+    "edge/dagrpo/baselines": ["paper/test_rewards_and_baselines"],
+    "edge/dagrpo/composition": ["paper/test_format_and_composition"],
+    "edge/dagrpo/dual": ["paper/test_dual_laws"],
+    "edge/dagrpo/format": ["paper/test_format_and_composition"],
+    "edge/dagrpo/reward": ["paper/test_rewards_and_baselines"],
+    "coordinator/ledger/fairness": ["unit/test_fairness", "contracts/test_ledger_fleet"],
+    "coordinator/ledger/verify": ["unit/test_verify"],
+    "coordinator/ledger/budgets": ["unit/test_used_up", "service/test_coordinator_commands"],
+    "coordinator/ledger": [
+        "contracts/test_ledger_store",
+        "contracts/test_ledger_dual_rule",
+        "contracts/test_ledger_fleet",
+        "unit/test_ledger_state_machine",
+    ],
+    "edge/budget/dial": ["unit/test_dial"],
+    "edge/privacy": ["unit/test_privacy_registry", "unit/test_egress", "unit/test_hints"],
+    "edge/learning": ["unit/test_agent_resume", "unit/test_agent_step", "unit/test_agent_promotion", "unit/test_rollback"],
+}
+"""The files of tests that answer for a part of the product, the likeliest first."""
+ADVANTAGES, DUAL, REWARD = "edge/dagrpo/advantages.py", "edge/dagrpo/dual.py", "edge/dagrpo/reward.py"
+LEDGER, ACCOUNTS, VERIFY = (f"coordinator/ledger/{name}.py" for name in ("transitions", "accounts", "verify"))
+BUDGETS, FAIRNESS, DIAL = "coordinator/ledger/budgets.py", "coordinator/ledger/fairness.py", "edge/budget/dial.py"
+REGISTRY, NAMES, NUMBERS = (f"edge/privacy/{name}.py" for name in ("registry", "placeholders", "numbers"))
+CHECKPOINTS, SESSION, STEP = (f"edge/learning/{name}.py" for name in ("checkpoints", "session", "step"))
+MUTANTS = [
+    (ADVANTAGES, "return [task - price * cost for", "return [task + price * cost for"),
+    (ADVANTAGES, "1.0 / (group_size - 1)", "1.0 / group_size"),
+    (ADVANTAGES, "- mean(rewards_G) + price * mean(costs_G)", "- mean(rewards_G)"),
+    (ADVANTAGES, "return any(advantage != 0.0 for", "return True or any(advantage != 0.0 for"),
+    (REWARD, "BAD_FORMAT_REWARD = -0.1", "BAD_FORMAT_REWARD = 0.0"),
+    (REWARD, "return assist_reward if outcome.asked else 1.0", "return 1.0"),
+    (DUAL, "return max(0.0, require_finite(", "return abs(require_finite("),
+    (DUAL, "[-rule.window :]", "[: rule.window]"),
+    (DUAL, "lr * missed + change))", "lr * missed))"),
+    ("edge/dagrpo/composition.py", "+ cloud + local[end:]", "+ cloud"),
+    ("edge/dagrpo/format.py", 'if found is None or text.count("</think>") != 1:', "if found is None:"),
+    ("edge/dagrpo/baselines.py", "+ epsilon\n", "\n"),
+    (LEDGER, "if known.state is not CallState.REFUNDED:", "if True:"),
+    (LEDGER, "charge = settlement.charge.capped(attempt.hold)", "charge = settlement.charge"),
+    (LEDGER, "if first is None or first.key == request.key:", "if True:"),
+    (LEDGER, "return None if crosses else", "return None if False else"),
+    (LEDGER, "if row.closed:\n            return _closed_before(row, request)", "if False:\n            pass"),
+    (LEDGER, "self._doubt_all(self._tables.expired_attempts(milliseconds(now))", "self._doubt_all(()"),
+    (LEDGER, "after.dual, recent=after.recent, next_step=row.step + 1", "after.dual, next_step=row.step + 1"),
+    (LEDGER, "units=price.units - member.units", "units=price.units"),
+    (LEDGER, "max(declared.get(call.prompt_id, 0), call.help_units)", "call.help_units"),
+    (LEDGER, "charged = attempt.hold if charge is None else", "charged = Amount() if charge is None else"),
+    (ACCOUNTS, "self.reserved.minus(hold), self.set_aside", "self.reserved, self.set_aside"),
+    (ACCOUNTS, "None if limit is None else max(limit, used)", "limit"),
+    (BUDGETS, "base[row.scope] = {**base[row.scope], **dict(row.changes)}", "base[row.scope] = base[row.scope]"),
+    (BUDGETS, "if tightest is None or left < tightest[0]:", "if tightest is None:"),
+    (FAIRNESS, "if sum(target - own for own in below) <= free:", "if True:"),
+    (VERIFY, "findings.unless(entry.previous == head,", "findings.unless(True,"),
+    (VERIFY, "findings.unless(entry.hash == head,", "findings.unless(True,"),
+    (VERIFY, 'self._require(within, f"charged', 'self._require(True, f"charged'),
+    (VERIFY, "for key in expected.keys() - seen:", "for key in ():"),
+    (DIAL, "float(asked) - target_rate)", "target_rate - float(asked))"),
+    (DIAL, "target_rate + accumulated_error *", "target_rate - accumulated_error *"),
+    (DIAL, "(1.0 - rate) * (count + 1) - 1.0", "rate * (count + 1) - 1.0"),
+    (DIAL, "rate * len(seen) / len(known)", "rate"),
+    (DIAL, "if len(own) >= ENOUGH_OF_ONE_ADAPTER else", "if True else"),
+    (DIAL, "self._asked.clear()", "pass"),
+    (REGISTRY, "again = Known(self.known.values())", "again = Known(())"),
+    (REGISTRY, '"known" for _ in values.places(text)', '"known" for _ in ()'),
+    (REGISTRY, "_rules.broken([*texts, *_strings(json)])", "_rules.broken(list(texts))"),
+    (REGISTRY, "> MOST_DIGITS else", "> 99 else"),
+    (NAMES, "while (kind, self._next[kind]) in self._taken:", "while False:"),
+    (NAMES, "if match.end() > end:", "if False:"),
+    (NUMBERS, "and passes_luhn(digits)", ""),
+    (NUMBERS, "% 97 == 1", "% 97 >= 0"),
+    (CHECKPOINTS, "with replacing_folder(final) as draft:", "(draft := final).mkdir()\n            if True:"),
+    (CHECKPOINTS, "if checkpoint.step not in needed:", "if True:"),
+    (CHECKPOINTS, 'data.get("own_rate")', "None"),
+    (SESSION, "state.set_lineage(replace(lineage, latest=checkpoint.step", "(replace(lineage, latest=checkpoint.step"),
+    (SESSION, "damage = error if number == 0 and isinstance(error, StateError) else damage\n                continue", "raise"),
+    (STEP, "cursor=manifest.cursor_after,", "cursor=manifest.cursor_after + 1,"),
+    (STEP, "manifest.gate_due and manifest.base ==", "manifest.gate_due or manifest.base =="),
+]
+
+
+def planted(tree: Path, path: str, before: str, after: str) -> bool:
+    """Whether a test of the bug's part of the product fails on it, in a tree that is restored afterwards."""
+    file = tree / path
+    text = file.read_text(encoding="utf-8")
+    if text.count(before) != 1:
+        raise SystemExit(f"{path}: {before!r} stands there {text.count(before)} times, and has to once")
+    files = next(files for part, files in TESTS.items() if path.startswith(part))
+    tests = [f"tests/{name}.py" for name in files]
+    file.write_text(text.replace(before, after), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not long",
+        "-k",
+        "not postgres",
+        *tests,
+    ]
+    try:
+        done = subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, check=False)
+    finally:
+        file.write_text(text, encoding="utf-8")
+    if done.returncode not in (0, 1, 2):
+        raise SystemExit(done.stdout.decode() + done.stderr.decode())
+    return done.returncode != 0
+
+
+def main(words: list[str]) -> int:
+    """Plant the bugs whose file or line has one of the words, all without any."""
+    wanted = [mutant for mutant in MUTANTS if not words or any(word in mutant[0] + mutant[1] for word in words)]
+    survivors, clock = 0, SystemClock()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "dist", "__pycache__"))
+        for path, before, after in wanted:
+            began = clock.monotonic()
+            killed = planted(tree, path, before, after)
+            survivors += not killed
+            verdict = "killed" if killed else "SURVIVED"
+            print(f"{verdict:8} {clock.monotonic() - began:5.1f} s  {path}: {before!r} -> {after!r}", flush=True)
+    print(f"{len(wanted) - survivors} of {len(wanted)} killed")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
