@@ -173,7 +173,7 @@ class Curriculum:
         if position.phase >= len(self._phases):
             return None
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
-        cursor = self._state.cursor(part.name, self._seed)
+        cursor, demonstrates = self._state.cursor(part.name, self._seed), self._demonstrates(phase.source)
         return StepPlan(
             step=position.steps_done + 1,
             steps_planned=self.steps_planned,
@@ -186,8 +186,8 @@ class Curriculum:
             cursor_seed=self._seed,
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
-            demonstrates=self._demonstrates(phase.source),
-            generalises=bool(part.source.test(1)),
+            demonstrates=demonstrates,
+            generalises=demonstrates and bool(part.source.test(1)),
         )
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:
