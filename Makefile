@@ -6,8 +6,9 @@ VERL   := .venv-verl
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
-# `make test` runs whole test files side by side, two at a time; WORKERS=0 runs them one after the other in one process.
-WORKERS ?= $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),0,2)
+# `make test` runs whole test files side by side, three at a time, since a third of the time one waits.
+# WORKERS=0 runs them one after the other in one process.
+WORKERS ?= $(if $(filter 1,$(shell getconf _NPROCESSORS_ONLN)),0,3)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

@@ -17,8 +17,8 @@ from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, 
 from tools.simulate.faults.terms import TaskTerms, Terms
 from tools.simulate.faults.world import play
 
-EVERY_RUN = 25
-EVERY_DAY = 50
+EVERY_RUN = 10
+EVERY_DAY = 20
 LONG_RUN = 1500
 CALM = Scenario(
     seed=3,
