@@ -105,7 +105,7 @@ def test_every_command_of_the_agent_is_on_the_page_of_commands() -> None:
 
 
 def test_the_numbers_in_the_readme_are_those_of_the_results() -> None:
-    results = (ROOT / "tools" / "experiments" / "first-edition" / "README.md").read_text(encoding="utf-8")
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     numbers = re.findall(r"\d\d\.\d ± \d\.\d", README)
     assert len(numbers) == 12
     assert [number for number in numbers if number not in results] == []
