@@ -22,6 +22,7 @@ from edge.core.machine import cpu_flags
 
 WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 FOR_ANY = "-DGGML_NATIVE=OFF"
+_LIBRARY_ONLY = Path(__file__).parents[2] / "tools" / "llama_library_only.cmake"
 _AMX = {"amx_tile", "amx_int8"}
 _LIMIT_S = 60.0
 _TOO_LITTLE_READ = re.compile(rb"ldtilecfg[^;]*\(const void \*\*\)")
@@ -92,7 +93,7 @@ def _ended(command: Sequence[str]) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the CMake arguments of a build: first, without-amx or for-any."""
+    """Print the CMake arguments of a build: first, without-amx or for-any; each of the library alone, without multimodal models."""
     builds = {
         "first": lambda: first_arguments(shlex.split(os.environ.get("CC") or "cc"), cpu_flags()),
         "without-amx": lambda: WITHOUT_AMX,
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in builds:
         print(f"which build? one of {', '.join(builds)}", file=sys.stderr)
         return 2
-    print(builds[arguments[0]]())
+    print(f"-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(_LIBRARY_ONLY))}", builds[arguments[0]]())
     return 0
 
 
