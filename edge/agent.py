@@ -208,6 +208,7 @@ class Agent:
             raise of_the_operator(self.components.coordinator_name)
         set_limits(self.components.state, changes)
         await self.link.hold_to(limits_of(self.components.state, self._settings.limits).to_coordinator())
+        self.access.quotas.limits_changed()
 
     @property
     def held(self) -> Held:

@@ -164,6 +164,10 @@ class Quotas:
         """The coordinator answered a call."""
         self._refused.pop(task, None)
 
+    def limits_changed(self) -> None:
+        """Refusals of before say nothing any more."""
+        self._refused.clear()
+
     @property
     def learned(self) -> tuple[str, ...]:
         """The labels that learning has terms for, of phases that were left, too."""

@@ -85,7 +85,8 @@ def budget_limit(
     if not (folder := state_folder(config)).exists():
         print_line(f"{folder} is new: the limit holds for the agent that will run on it")
     budgets = ask_agent(config, lambda agent: agent.set_limits(None if off else changes))
-    print_result(budgets, [f"limit: {_limit_words(budgets)}{_practice(budgets)}"], as_json=json)
+    since = "; what was used before this period was set is not counted" if per is not None else ""
+    print_result(budgets, [f"limit: {_limit_words(budgets)}{_practice(budgets)}{since}"], as_json=json)
 
 
 def limit_changes(spend: str | None, calls: str | None, tokens: str | None, per: str | None) -> dict[str, int | str | None]:

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.core.files import replacing
 from edge.serve.errors import CLOUD_OFF
-from edge.serve.ports import MODELS, AnswerNote
+from edge.serve.ports import INSTANCE, MODELS, AnswerNote
 from edge.serve.reasoning import ChannelText, Reading
 from edge.serve.token_file import read_token
 from edge.state.answer_record import AnswerRequest
@@ -46,8 +46,9 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
     """
     file = state / _FILE
     path = None if token_file is None else str(Path(token_file).expanduser().absolute())
+    written = {"url": url, "token_file": path, "pid": os.getpid(), "instance": INSTANCE}
     with replacing(file) as unannounced:
-        unannounced.write_text(json.dumps({"url": url, "token_file": path, "pid": os.getpid()}), encoding="utf-8")
+        unannounced.write_text(json.dumps(written), encoding="utf-8")
         held = os.open(unannounced, os.O_RDONLY)
         with suppress(OSError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,8 +85,8 @@ def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any,
 
 @asynccontextmanager
 async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
-    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed: another one, on another folder,
-    may have its port now."""
+    """The agent that runs on this state folder, or None. A file left by a killed agent is not believed, nor is an agent that did not write
+    the file: another one, on another folder, may have the port now, or have it here while the file's agent has it in a container."""
     found = announcement(state)
     if found is None:
         yield None
@@ -96,7 +97,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     headers = {"authorization": f"Bearer {read_token(Path(token_file))}"} if isinstance(token_file, str) else {}
     async with aiohttp.ClientSession(headers=headers) as session:
         remote = RemoteAgent(session, found["url"], pid=found.get("pid"))
-        yield remote if await remote.is_ours() else None
+        yield remote if await remote.is_ours(found.get("instance")) else None
 
 
 def announcement(state: Path) -> dict[str, Any] | None:
@@ -121,13 +122,14 @@ class RemoteAgent:
         self.url = url
         self._pid = pid
 
-    async def is_ours(self) -> bool:
-        """Whether an agent's endpoint answers there."""
+    async def is_ours(self, instance: str | None) -> bool:
+        """Whether the endpoint of this process answers there (None: of any agent, for files of older versions)."""
         import aiohttp
 
         try:
             async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(_PROBE_S)) as reply:
-                return reply.status == 200 and (await reply.json()).get("status") == "ok"
+                health = await reply.json()
+                return reply.status == 200 and health.get("status") == "ok" and instance in (None, health.get("instance"))
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
             return False
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from edge.cloud.sent import Choice, SentKind
 from edge.core.errors import UsageError
 from edge.core.periods import Period
-from edge.serve.ports import AgentControl
+from edge.serve.ports import INSTANCE, AgentControl
 from edge.serve.schemas import (
     AS_WRITTEN,
     DIGITS,
@@ -93,6 +93,7 @@ class Liveness(ResponseBody):
     """The endpoint answers."""
 
     status: Literal["ok"]
+    instance: str
 
 
 class Readiness(ResponseBody):
@@ -327,7 +328,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
     @app.get(LIVENESS, response_model=Liveness, openapi_extra={"security": []})
     async def alive() -> Response:
         """Whether the endpoint answers at all; needs no token and holds nothing else."""
-        return JSONAnswer({"status": "ok"})
+        return JSONAnswer({"status": "ok", "instance": INSTANCE})
 
     @app.get(
         "/health/ready",

@@ -5,6 +5,7 @@ running_agent.py has both over a running agent, edge/testing/endpoint.py over pr
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from edge.cloud.sent import Choice
     from edge.state.answer_record import AnswerRequest, Standing
 
+INSTANCE = secrets.token_hex(8)
+"""Names this process, so that a command does not take another agent's endpoint for that of its own state folder."""
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
 MODELS: dict[str, Mode | None] = {

@@ -208,6 +208,6 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
         raise StateError(
             f"{path.parent}: another agent is using this state folder",
-            hint="stop it first, or choose another folder with --state",
+            hint="if it was started just now, try again when it is ready; else stop it first, or choose another folder with --state",
         ) from error
     return descriptor

@@ -40,9 +40,10 @@ class Lineage:
             return replace(self, latest=self.serving, refusals=0)
         return replace(self, latest=step, refusals=self.refusals + 1)
 
-    def back_to(self, version: int, keep: int = 3) -> Lineage:
-        """Serve and train on from `version`; what is left stays on disk for a while."""
-        return Lineage(version, version, 0, _newest((*self.kept, self.serving, self.latest, version), keep))
+    def back_to(self, version: int) -> Lineage:
+        """Serve and train on from `version`; what is left stays on disk until later promotions take its place."""
+        kept = (*self.kept, self.serving, self.latest, version)
+        return Lineage(version, version, 0, _newest(kept, len(kept)))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; on disk and in answers of the API the latest version is called `head`."""

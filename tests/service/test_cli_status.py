@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main
-from edge.cli.remote import announced
+from edge.cli.remote import announced, running_agent
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
@@ -91,3 +91,18 @@ def test_a_folder_in_which_nothing_happened_is_no_failure(tmp_path: Path, capsys
     shown = screen(capsys.readouterr().out)
     assert (shown["learning"], "not known yet" in shown["budget"]) == ("nothing yet", True)
     assert shown["adapter"] == "none is active: the bare model answers"
+
+
+async def test_another_agent_at_the_address_is_not_taken_for_the_one_of_the_folder(world: World, tmp_path: Path) -> None:
+    """The folder's agent runs in a container, say, and another one has the same port here."""
+    async with world.agent() as agent:
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            (tmp_path / "other").mkdir()
+            with announced(tmp_path / "other", url):
+                async with running_agent(tmp_path / "other") as found:
+                    assert found is not None
+                file = tmp_path / "other" / "endpoint.json"
+                file.write_text(json.dumps({**json.loads(file.read_text()), "instance": "another process"}))
+                async with running_agent(tmp_path / "other") as found:
+                    assert found is None

@@ -57,8 +57,8 @@ def test_what_is_used_up_is_told_in_numbers(numbers: dict[str, str], told: str) 
 @pytest.mark.parametrize(
     ("unit", "own", "todo"),
     [
-        ("calls", True, "raise budget.calls_limit, or ask without demanding the cloud"),
-        ("uusd", True, "raise budget.spend_limit_uusd, or ask without demanding the cloud"),
+        ("calls", True, "raise it with `edge-agent budget limit --calls N`, or ask without demanding the cloud"),
+        ("uusd", True, "raise it with `edge-agent budget limit --spend USD`, or ask without demanding the cloud"),
         ("calls", False, "ask who runs the coordinator for more, or ask without demanding the cloud"),
     ],
 )
@@ -83,6 +83,9 @@ async def test_no_ledgers_key_reaches_who_asks(tmp_path: Path, mode: Any) -> Non
             said = (await agent.answerer.answer(request)).reason
         assert "62 of 60 calls" in said
         assert "device[" not in said + agent.access.quotas.now("math").line
+        assert agent.access.quotas.now("math").state == "used_up"
+        agent.access.quotas.limits_changed()
+        assert agent.access.quotas.now("math").state != "used_up"
 
 
 def test_a_limit_that_was_lowered_below_what_is_used_is_told_as_it_is_asked_for() -> None:
