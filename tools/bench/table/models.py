@@ -1,7 +1,5 @@
 """The models that are measured: real shapes with random weights, and the bundled one in other forms.
 
-    python -m tools.bench.table.models JOB RESULT
-
 Knows shapes, a made-up vocabulary and how files are written; knows nothing of speeds. A random model is written once as half-precision
 GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same model. Its last
 norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
@@ -11,12 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tools.bench.harness import measured_process
 
 if TYPE_CHECKING:
     import numpy as np
@@ -304,7 +299,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def make(job: dict[str, Any]) -> dict[str, list[str]]:
+def measure(job: dict[str, Any]) -> dict[str, list[str]]:
     """One model's files as the job says."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
@@ -312,12 +307,3 @@ def make(job: dict[str, Any]) -> dict[str, list[str]]:
     else:
         files = make_random(folder, job["shape"], kinds, peer)
     return {"files": [str(file) for file in files]}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(make, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
