@@ -87,6 +87,18 @@ def times(mine: Spread, other: Spread) -> float:
     return other.median / mine.median
 
 
+def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Figures as they come: one JSON object a line, or columns under their names."""
+    for number, row in enumerate(rows):
+        if as_json:
+            print(json.dumps(row), flush=True)
+            continue
+        if number == 0:
+            print("  ".join(f"{name:>8}" for name in row))
+        cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
+        print("  ".join(f"{cell:>{max(8, len(name))}}" for name, cell in zip(row, cells, strict=True)), flush=True)
+
+
 # -- rows, goals and the report --------------------------------------------------------------------------------------------------------
 
 

@@ -93,7 +93,7 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
     from transformers import AutoTokenizer
 
-    from tools.integrations.trl.sources import open_mixed
+    from tools.integrations.sources import open_mixed
 
     model = processes.from_main(lambda: _model_folder(config))
     form = config.agent.model.prompt_form
