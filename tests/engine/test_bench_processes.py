@@ -11,7 +11,8 @@ import pytest
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.harness import Part
-from tools.bench.table import agent_steps, device_speed, mismatch, prompts, rollouts, rows
+from tools.bench.part import main
+from tools.bench.table import agent_steps, rows
 from tools.bench.table.jobs import LEAN, Places, agent_part, mismatch_part, prompts_part, rollout_part, speed_part
 from tools.bench.table.models import gguf_file, make_random
 from tools.bench.table.plan import RolloutLoad, Workload
@@ -24,15 +25,15 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     folder = tmp_path_factory.mktemp("bench")
     found = Places(folder, folder)
     make_random(found.models, "tiny", ["Q8_0"], transformers=False)
-    run(prompts, prompts_part(found, gguf_file(found.models, "tiny", "Q8_0"), WORK, None, wanted=4), folder)
+    run(prompts_part(found, gguf_file(found.models, "tiny", "Q8_0"), WORK, None, wanted=4), folder)
     return found
 
 
-def run(module: Any, part: Part, folder: Path) -> dict[str, Any]:
+def run(part: Part, folder: Path) -> dict[str, Any]:
     """A part's process, in this one."""
     job, result = folder / "job.json", folder / "result.json"
     job.write_text(json.dumps(part.job), encoding="utf-8")
-    module.main([str(job), str(result)])
+    main([part.command[-1], str(job), str(result)])
     return json.loads(result.read_text(encoding="utf-8"))
 
 
@@ -41,7 +42,7 @@ def learned(places: Places) -> dict[str, Any]:
     """Two steps of the real agent with its embedded coordinator."""
     model = gguf_file(places.models, "tiny", "Q8_0")
     part = agent_part(places, "k", model, WORK, 1, random_model=True, weights="streamed", serve=True, learning=LEAN, profile=True)
-    return run(agent_steps, part, places.out)
+    return run(part, places.out)
 
 
 def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, Any]) -> None:
@@ -68,7 +69,7 @@ def test_memory_is_told_by_part_with_the_coordinators_beside_it(learned: dict[st
 
 def test_rollouts_are_measured_at_exactly_the_length_asked_for(places: Places) -> None:
     load = RolloutLoad("tiny", 2, 24, 5, repeats=2)
-    found = run(rollouts, rollout_part("k", gguf_file(places.models, "tiny", "Q8_0"), load, 1), places.out)
+    found = run(rollout_part("k", gguf_file(places.models, "tiny", "Q8_0"), load, 1), places.out)
     assert found["tokens"] == 2 * 8 * 5
     assert len(found["seconds"]) == 2
     assert rows.tokens_per_s([found]).median > 0
@@ -76,7 +77,7 @@ def test_rollouts_are_measured_at_exactly_the_length_asked_for(places: Places) -
 
 def test_speeds_of_a_model_make_a_floor(places: Places, learned: dict[str, Any]) -> None:
     model = gguf_file(places.models, "tiny", "Q8_0")
-    found = run(device_speed, speed_part("k", {"tiny": model}, 1, 0.01), places.out)
+    found = run(speed_part("k", {"tiny": model}, 1, 0.01), places.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16)})
     assert row.verdicts[0].value > 0.0
 
@@ -85,7 +86,7 @@ def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_origina
     files = make_random(places.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
     items = places.items(gguf_file(places.models, "tiny", "Q8_0"), WORK)
     part = mismatch_part("k", files[1], files[0], items, prompts=2, tokens=6, context=64, threads=1, random=True)
-    found = run(mismatch, part, places.out)
+    found = run(part, places.out)
     assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
     assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
     assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)

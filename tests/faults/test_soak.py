@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tools.bench.coordinator import rows, soak
-from tools.bench.coordinator.run import SOAK_LOOKS
+from tools.bench.coordinator.__main__ import SOAK_LOOKS
 
 pytestmark = pytest.mark.long
 
 
 def test_two_minutes_of_mixed_load_with_faults_leave_nothing_behind(tmp_path) -> None:
-    job, result = tmp_path / "job.json", tmp_path / "result.json"
-    job.write_text(json.dumps({"minutes": 2.0, "looks": SOAK_LOOKS, "seed": 1, "scratch": str(tmp_path / "soak")}))
-    soak.main([str(job), str(result)])
-    row = rows.soak_row(json.loads(result.read_text()))
+    row = rows.soak_row(soak.measure({"minutes": 2.0, "looks": SOAK_LOOKS, "seed": 1, "scratch": str(tmp_path / "soak")}))
     assert not row.missed, row.verdicts

@@ -1,49 +1,17 @@
-"""Programs of others in virtual environments of their own, in the user's cache folder: installed at the first use, kept with their pins."""
+"""Programs of others that tests are run against; a test is skipped where one cannot be installed."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-from platformdirs import user_cache_path
 
-INSTALL_TIMEOUT_S = 600
+from tools import environments
 
 
 def environment(name: str, requirements: Path, *, sees_ours: bool = False) -> Path:
-    """The environment's folder, made if it is not there yet; skips the test where it cannot be.
-
-    `sees_ours`: the packages of this environment are seen there too, behind its own, and the pins are all that is installed.
-    """
-    told = requirements.read_bytes() + sys.version.encode() + (sys.prefix.encode() if sees_ours else b"")
-    home = user_cache_path("edge-agent") / f"{name}-{hashlib.sha256(told).hexdigest()[:12]}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with (home.parent / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "ready").exists():
-            _install(name, home, requirements, sees_ours=sees_ours)
-    return home
-
-
-def _install(name: str, home: Path, requirements: Path, *, sees_ours: bool) -> None:
-    print(f"installing {name} into {home}: about a minute, once")
-    shutil.rmtree(home, ignore_errors=True)
-    _run(name, [sys.executable, "-m", "venv", str(home)])
-    if sees_ours:
-        ours = Path(sysconfig.get_path("purelib"))
-        (home / ours.relative_to(sys.prefix) / "beside.pth").write_text(f"{ours}\n")
-    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    _run(name, [*pip, *(["--no-deps"] if sees_ours else []), "--requirement", str(requirements)])
-    (home / "ready").touch()
-
-
-def _run(name: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"{name} cannot be installed, so nothing was tested with it: {done.stderr.strip()[-300:]}")
+    """See `tools.environments`."""
+    try:
+        return environments.environment(name, requirements, sees_ours=sees_ours)
+    except environments.CannotInstall as error:
+        pytest.skip(f"{error}, so nothing was tested with it: {error.hint}")

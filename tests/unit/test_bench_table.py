@@ -19,8 +19,7 @@ from tools.bench.harness import Part, Results, Row, Screen, run_part, spread
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import rows
 from tools.bench.table.__main__ import parse, plan_of
-from tools.bench.table.agent_steps import config_of
-from tools.bench.table.answering_cloud import running_cloud
+from tools.bench.table.agent_steps import answering, config_of
 from tools.bench.table.batched_peer import command_of, seconds_of
 from tools.bench.table.jobs import BF16, FP32, LEAN, Places, agent_part, batched_part, trl_part
 from tools.bench.table.peers import configure_arguments, install_arguments, peer_constraints
@@ -107,17 +106,18 @@ def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leane
 def test_the_answering_cloud_is_right_where_it_knows_the_question(tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     items.write_text(json.dumps({"question": "What is 2 + 3?", "answer": "5"}) + "\n")
-    with running_cloud(items) as cloud:
-        texts = [_answer(cloud.base_url, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
+    with answering(items) as cloud:
+        port = cloud.told["port"]
+        texts = [_answer(port, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
     assert "\\boxed{5}" in texts[0]
     assert "\\boxed{}" in texts[1]
     with pytest.raises(URLError):
-        _answer(cloud.base_url, "What is 2 + 3?")
+        _answer(port, "What is 2 + 3?")
 
 
-def _answer(base_url: str, content: str) -> str:
+def _answer(port: int, content: str) -> str:
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-    with urlopen(f"{base_url}/chat/completions", body, timeout=10) as response:
+    with urlopen(f"http://127.0.0.1:{port}/v1/chat/completions", body, timeout=10) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 

@@ -176,8 +176,9 @@ def test_a_router_that_cannot_be_trained_here_is_refused_before_a_cell_is_run(
         (["run", "table", "--max-hours", "nan"], "--max-hours"),
         (["run", "table", "--max-hours", "-1"], "--max-hours"),
         (["figure", "assist-reward"], "assist-reward"),
-        (["report", "--template", "none"], "none"),
-        (["report", "--out", "pyproject.toml/R.md"], "--out pyproject.toml"),
+        (["report"], "FILE"),
+        (["report", "none.md"], "none.md"),
+        (["report", "pyproject.toml/R.md"], "pyproject.toml/R.md"),
         (["figure", "lambda", "--out", "pyproject.toml/x"], "--out pyproject.toml"),
     ],
 )
@@ -245,18 +246,11 @@ def test_a_mark_of_nothing_or_without_an_end_is_refused_with_its_line(tmp_path: 
 
 def test_other_results_leave_the_project_s_own_pages(tmp_path: Path) -> None:
     before = RESULTS_PAGE.read_bytes()
-    (tmp_path / "text.md").write_text("Nothing.\n", encoding="utf-8")
+    text = tmp_path / "text.md"
+    text.write_text("<!-- insert setting -->\n<!-- end -->\n", encoding="utf-8")
     (tmp_path / "results").mkdir()
-    places = [
-        "--template",
-        str(tmp_path / "text.md"),
-        "--out",
-        str(tmp_path / "new" / "R.md"),
-        "--results",
-        str(tmp_path / "results"),
-    ]
-    assert main(["report", *places]) == 0
-    assert (tmp_path / "new" / "R.md").read_text(encoding="utf-8") == "Nothing.\n"
+    assert main(["report", str(text), "--results", str(tmp_path / "results")]) == 0
+    assert "No cell has been measured yet." in text.read_text(encoding="utf-8")
     assert RESULTS_PAGE.read_bytes() == before
 
 

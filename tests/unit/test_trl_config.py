@@ -23,14 +23,13 @@ from edge.tasks.registry import open_source
 from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.__main__ import main
+from tools.integrations.sources import open_mixed
+from tools.integrations.trl.__main__ import Terminated, main
 from tools.integrations.trl.compare import compare, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.plans import columns, curriculum
 from tools.integrations.trl.processes import AccelerateProcesses
 from tools.integrations.trl.responses import Completion, as_response
-from tools.integrations.trl.sources import open_mixed
-from tools.integrations.trl.stopping import Terminated
 from tools.integrations.trl.trainer import config_fields, paper_scale, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
 from tools.integrations.trl.processes import OneProcess
+from tools.integrations.trl.rewards import SharedSteps
 from tools.integrations.trl.trainer import config_fields, paper_scale
 
 pytestmark = [
@@ -39,15 +42,15 @@ class FixedDesk:
     def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
         self.given, self.dual = list(verdicts), dual
 
-    def open(self, step: int) -> float:
+    async def open(self, step: int) -> float:
         return self.dual
 
-    def verdicts(self, step: int, completions: Any) -> list[Verdict | None]:
+    async def verdicts(self, step: int, completions: Any) -> list[Verdict | None]:
         return self.given
 
-    def close(self, step: int) -> None: ...
+    async def close(self, step: int) -> None: ...
 
-    def write_down(self, step: int, numbers: Any) -> None: ...
+    async def write_down(self, step: int, numbers: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +76,10 @@ def config_of(out: Path, **trainer: Any) -> TrlConfig:
 def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, desk: FixedDesk) -> Any:
     from datasets import Dataset
 
+    steps = SharedSteps(OneProcess())
+    steps.give(desk, SimpleNamespace(run=asyncio.run))
     rows = {"prompt": [[{"role": "user", "content": f"What is {n} + 1?"}] for n in range(4)], "position": list(range(4))}
-    trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), OneProcess(), desk)
+    trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), 1, steps)
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return trainer

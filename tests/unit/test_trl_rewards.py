@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from edge.core.errors import EdgeError
-from tools.integrations.trl.desk import BlockingDesk, TrainerNumbers, Verdict
+from tools.integrations.loop_thread import LoopThread
+from tools.integrations.trl.desk import TrainerNumbers, Verdict
 from tools.integrations.trl.processes import OneProcess
 from tools.integrations.trl.responses import Completion, Reader
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
@@ -26,28 +27,40 @@ class NotedDesk:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def open(self, step: int) -> float:
+    async def open(self, step: int) -> float:
         self.asked.append(("open", step))
         return 0.5 + step / 100
 
-    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
         self.asked.append(("verdicts", step, [(one.position, one.text, one.ended) for one in completions]))
         return [None if one.token_ids[0] == 0 else Verdict(float(one.token_ids[0]), 1, 2.0) for one in completions]
 
-    def close(self, step: int) -> None:
+    async def close(self, step: int) -> None:
         self.asked.append(("close", step))
 
-    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         self.asked.append(("write_down", step, numbers))
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    with LoopThread() as opened:
+        yield opened
+
+
+def steps_of(desk: NotedDesk, loop: LoopThread) -> SharedSteps:
+    steps = SharedSteps(OneProcess())
+    steps.give(desk, loop)
+    return steps
 
 
 def at(step: int) -> SimpleNamespace:
     return SimpleNamespace(global_step=step)
 
 
-def test_both_reward_functions_share_one_scoring():
+def test_both_reward_functions_share_one_scoring(loop: LoopThread):
     desk = NotedDesk()
-    steps = SharedSteps(desk, OneProcess())
+    steps = steps_of(desk, loop)
     rewards = GroupRewards(steps, READER)
     steps.open(1)
     given = {"position": [0, 0], "completion_ids": [[3, 2], [0, 7]], "prompts": [], "completions": [], "trainer_state": None}
@@ -56,9 +69,9 @@ def test_both_reward_functions_share_one_scoring():
     assert desk.asked == [("open", 1), ("verdicts", 1, [(0, "3 2", True), (0, "0 7", False)])]
 
 
-def test_the_order_of_the_reward_functions_does_not_matter_and_each_step_is_scored_anew():
+def test_the_order_of_the_reward_functions_does_not_matter_and_each_step_is_scored_anew(loop: LoopThread):
     desk = NotedDesk()
-    steps = SharedSteps(desk, OneProcess())
+    steps = steps_of(desk, loop)
     rewards = GroupRewards(steps, READER)
     for step in (1, 2):
         steps.open(step)
@@ -67,9 +80,9 @@ def test_the_order_of_the_reward_functions_does_not_matter_and_each_step_is_scor
     assert [asked[:2] for asked in desk.asked] == [("open", 1), ("verdicts", 1), ("open", 2), ("verdicts", 2)]
 
 
-def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else():
+def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else(loop: LoopThread):
     desk, weights = NotedDesk(), [1.0, 0.0]
-    callback = DualCallback(SharedSteps(desk, OneProcess()), Scale(1.0))
+    callback = DualCallback(steps_of(desk, loop), Scale(1.0))
     callback.move(weights)
     callback.on_step_begin(None, at(0), None)
     assert weights == [1.0, -0.51]
@@ -77,9 +90,9 @@ def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else():
     assert weights == [1.0, -0.52]
 
 
-def test_a_step_is_reported_after_its_update_and_written_down_with_its_log():
+def test_a_step_is_reported_after_its_update_and_written_down_with_its_log(loop: LoopThread):
     desk = NotedDesk()
-    callback = DualCallback(SharedSteps(desk, OneProcess()), Scale(8 / 7))
+    callback = DualCallback(steps_of(desk, loop), Scale(8 / 7))
     callback.move([1.0, 0.0])
     callback.on_step_begin(None, at(0), None)
     callback.on_step_end(None, at(1), None)
@@ -92,8 +105,8 @@ def test_a_step_is_reported_after_its_update_and_written_down_with_its_log():
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
-def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float):
-    callback = DualCallback(SharedSteps(NotedDesk(), OneProcess()), Scale(1.0))
+def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float, loop: LoopThread):
+    callback = DualCallback(steps_of(NotedDesk(), loop), Scale(1.0))
     callback.on_step_end(None, at(1), None)
     with pytest.raises(EdgeError, match="step 1: the gradient's norm is") as error:
         callback.on_log(None, at(1), None, logs={"loss": 0.0, "grad_norm": norm})
@@ -134,11 +147,13 @@ class PairMember:
         return self._pair.exchange(self.index, make() if self.is_main else None)[0]
 
 
-def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_share_back():
+def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_share_back(loop: LoopThread):
     pair, desk, results = Pair(), NotedDesk(), {}
 
     def process(index: int) -> None:
-        steps = SharedSteps(desk if index == 0 else BlockingDesk(), pair.of(index))
+        steps = SharedSteps(pair.of(index))
+        if index == 0:
+            steps.give(desk, loop)
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]

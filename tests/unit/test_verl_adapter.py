@@ -27,8 +27,7 @@ from tools.integrations.verl.method import NEEDS, SAMES
 from tools.integrations.verl.prepare import prepare
 from tools.integrations.verl.rows import as_row, item_of
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
-from tools.integrations.verl.state import RunState
-from tools.integrations.verl.steps import TrainingSteps
+from tools.integrations.verl.steps import RunState, TrainingSteps
 
 for module in ("verl", "ray", "transfer_queue", "hydra"):
     if importlib.util.find_spec(module) is None:

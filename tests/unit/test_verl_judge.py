@@ -16,7 +16,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import BROKEN_HELP, HELP, item, local_answer, number_in
 from tools.integrations.scoring import Scorer
-from tools.integrations.verl.judge import OUTSIDE_TRAINING, score_one
+from tools.integrations.verl.outcomes import OUTSIDE_TRAINING, score_one
 
 SETTINGS = RolloutSettings("run", 0, 1, 1.0, 64, "full", "compact", 64)
 

@@ -14,7 +14,7 @@ from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from tests.shared_data import shared_data
-from tools.integrations.trl.sources import open_mixed
+from tools.integrations.sources import open_mixed
 from tools.integrations.verl.prepare import main, prepare
 from tools.integrations.verl.rows import as_row, item_of
 

@@ -21,10 +21,9 @@ from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, item
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import Scorer
-from tools.integrations.verl.judge import score_one
+from tools.integrations.verl.outcomes import score_one
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
-from tools.integrations.verl.state import RunState
-from tools.integrations.verl.steps import TrainingSteps
+from tools.integrations.verl.steps import RunState, TrainingSteps
 
 AWAY = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
 

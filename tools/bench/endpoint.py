@@ -25,6 +25,7 @@ from typing import Any
 import aiohttp
 
 from edge.core.machine import physical_cores
+from tools.bench.harness import show
 from tools.bench.processes import free_port, running
 from tools.bench.rollout import BUNDLED, question
 
@@ -149,19 +150,9 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = (folder, given.model, given.threads, given.context)
         bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
-        for route in ROUTES:
-            found = summary(route, asyncio.run(measure(bases, route, given.rounds, given.requests, given.max_tokens)))
-            print(json.dumps(found) if given.json else _line(found), flush=True)
+        sizes = (given.rounds, given.requests, given.max_tokens)
+        show((summary(route, asyncio.run(measure(bases, route, *sizes))) for route in ROUTES), as_json=given.json)
     return 0
-
-
-def _line(found: Mapping[str, Any]) -> str:
-    parts = [
-        f"{what} {found[f'ours_{what}_ms']:8.2f} ms, llama_cpp.server {found[f'theirs_{what}_ms']:8.2f} ms, "
-        f"ratio {found[f'{what}_ratio']:.2f}"
-        for what in ("first", "total")
-    ]
-    return f"{found['route']:<17} {'; '.join(parts)}; same text {found['same_texts']} of {found['requests']}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """One harness for every table of measurements: parts measured once each in a process of their own, medians of rounds, goals, a report.
 
-A part is a command that is given two paths behind its own arguments: a job to read and a result to write, both JSON. Results lie in a
-folder, one file a part, so that a run that was cut goes on where it stopped. A result that names `files` counts as long as they exist.
+A part is a command that is given two paths behind its own arguments: a job to read and a result to write, both JSON; ours are `part`.
+Results lie in a folder, one file a part, so that a run that was cut goes on where it stopped. A result that names `files` counts as long
+as they exist.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NoReturn, TextIO
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
 from edge.core.machine import cpu_name, usable_cores
-from tools.bench.processes import REPOSITORY, OnLine, run_child
+from tools.bench.processes import REPOSITORY, OnLine, own, run_child
 
 CACHE = REPOSITORY / "runs" / "bench"
 QUIET_LOAD = 0.5
@@ -84,6 +85,18 @@ def spread(samples: Iterable[float]) -> Spread:
 def times(mine: Spread, other: Spread) -> float:
     """How many times the median of `mine` is contained in the median of `other`: 4.0 is four times faster, for seconds."""
     return other.median / mine.median
+
+
+def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Figures as they come: one JSON object a line, or columns under their names."""
+    for number, row in enumerate(rows):
+        if as_json:
+            print(json.dumps(row), flush=True)
+            continue
+        if number == 0:
+            print("  ".join(f"{name:>8}" for name in row))
+        cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
+        print("  ".join(f"{cell:>{max(8, len(name))}}" for name, cell in zip(row, cells, strict=True)), flush=True)
 
 
 # -- rows, goals and the report --------------------------------------------------------------------------------------------------------
@@ -173,6 +186,11 @@ class Part:
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def own_part(module: str, key: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Part:
+    """A part that is `measure` of a module under tools.bench."""
+    return Part(key, own("part", module), job, environment or {})
+
+
 RunPart = Callable[[Part, Path, Path, OnLine], float]
 """Carries a part out: (part, job file, result file, on_line) -> seconds. The log lies beside the result."""
 
@@ -223,7 +241,7 @@ class Results:
         file.parent.mkdir(parents=True, exist_ok=True)
         raw.unlink(missing_ok=True)
         job.write_text(json.dumps(part.job, indent=1), encoding="utf-8")
-        load, at = load_1min(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        load, at = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         seconds = self._run(part, job, raw, self._screen.begin(part.key))
         result = json.loads(raw.read_text(encoding="utf-8"))
         stored = {"key": part.key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
@@ -240,12 +258,6 @@ def run_part(part: Part, job: Path, result: Path, on_line: OnLine) -> float:
     command = (*part.command, str(job), str(result))
     log = result.with_suffix(".log")
     return run_child(command, log=log, environment=environment, folder=REPOSITORY, on_line=on_line, timeout_s=part.timeout_s)
-
-
-def measured_process(measure: Callable[[dict[str, Any]], Mapping[str, Any]], paths: Sequence[str]) -> None:
-    """The main of a part's process: read the job, measure, write the result. `paths`: the last two arguments."""
-    job = json.loads(Path(paths[-2]).read_text(encoding="utf-8"))
-    Path(paths[-1]).write_text(json.dumps(measure(job), default=asdict), encoding="utf-8")
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -326,11 +338,6 @@ def commit() -> str:
     return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def load_1min() -> float:
-    """The load average of the last minute."""
-    return os.getloadavg()[0]
-
-
 # -- the command of a table ------------------------------------------------------------------------------------------------------------
 
 
@@ -358,34 +365,40 @@ def rounds_of(given: argparse.Namespace, usual: int) -> int:
     return usual if given.rounds is None else int(given.rounds)
 
 
-def report(
-    table: Path,
-    names: Sequence[str],
-    row: Callable[[str], Row],
-    screen: Screen,
-    machine: Mapping[str, Any],
-    about: str,
-    **facts: Any,
-) -> int:
-    """Measure the rows one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
+class Run:
+    """One run of a table: its folder, results and screen. Warns where the machine does other work. Raises UsageError for a wrong row."""
 
-    `table`: the file, without its ending, that has after each row what is measured so far: everything as JSON, the report as markdown.
-    """
-    done: list[Row] = []
-    for name in names:
-        screen.title(name)
-        done.append(row(name))
-        write_json(table.with_suffix(".json"), {**facts, "machine": machine, "rows": [asdict(one) for one in done]})
-        table.with_suffix(".md").write_text(markdown(done, machine, about), encoding="utf-8")
-    print(markdown(done, machine, about))
-    print(f"every sample: {table.with_suffix('.json')}", file=sys.stderr)
-    return int(any(one.missed for one in done))
+    def __init__(self, given: argparse.Namespace, table: str, size: str, rows: Sequence[str]) -> None:
+        self.names = rows_of(given.rows, rows)
+        self.screen = Screen()
+        self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
+        self.results = Results(self.out, self.screen, fresh=given.fresh)
+        self._file = self.out / table
+        self._size = size
+        self._load = os.getloadavg()[0]
+        if self._load > QUIET_LOAD:
+            print(f"the machine is busy (load {self._load:.1f}): compare within a row only", file=sys.stderr)
 
+    def report(self, row: Callable[[str], Row], machine: Mapping[str, Any], about: str = "", **facts: Any) -> int:
+        """Measure the rows one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
 
-def about(load: float) -> str:
-    """How a table was measured, in a sentence before the machine."""
-    doubt = "" if load <= QUIET_LOAD else f" The machine was busy (load {load:.1f}), so these figures mean little."
-    return f"Measured side by side in one run, {time.strftime('%d %B %Y', time.gmtime())}.{doubt}"
+        After each row all that is measured so far lies in the folder: everything as JSON, the report as markdown.
+        """
+        doubt = (
+            "" if self._load <= QUIET_LOAD else f" The machine was busy (load {self._load:.1f}), so these figures mean little."
+        )
+        facts |= {"size": self._size, "load_before": self._load, "machine": machine}
+        when = time.strftime("%d %B %Y", time.gmtime())
+        above = f"Measured side by side in one run, {when}.{doubt}{about}"
+        done: list[Row] = []
+        for name in self.names:
+            self.screen.title(name)
+            done.append(row(name))
+            write_json(self._file.with_suffix(".json"), {**facts, "rows": [asdict(one) for one in done]})
+            self._file.with_suffix(".md").write_text(markdown(done, machine, above), encoding="utf-8")
+        print(markdown(done, machine, above))
+        print(f"every sample: {self._file.with_suffix('.json')}", file=sys.stderr)
+        return int(any(one.missed for one in done))
 
 
 def command(measure: Callable[[], int]) -> int:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -188,6 +189,16 @@ def _ask_for_end() -> None:
 def own(module: str, *arguments: str) -> tuple[str, ...]:
     """The command of one of our own processes, by its name under tools.bench."""
     return (sys.executable, "-m", f"tools.bench.{module}", *arguments)
+
+
+@contextlib.contextmanager
+def scratch_folder(job: Mapping[str, Any]) -> Iterator[Path]:
+    """The job's `scratch`, empty; it goes when the block ends well and stays to be looked at otherwise."""
+    scratch = Path(job["scratch"])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    yield scratch
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def free_port() -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from edge.core.types import FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import LlamaCppBackend, LlamaEngine
+from tools.bench.harness import show
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
 
@@ -35,19 +36,6 @@ class Settings:
     max_tokens: int
     n_threads: int
     n_ctx: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Speeds in tokens/s at one width; `efficiency` is rollouts / bare decode calls."""
-
-    rows: int
-    responses: int
-    tokens: int
-    cut_share: float
-    rollout_tok_per_s: float
-    decode_tok_per_s: float
-    efficiency: float
 
 
 def question(number: int) -> list[Message]:
@@ -100,15 +88,21 @@ def count_tokens(groups: Sequence[PromptGroup]) -> int:
     return sum(len(response.token_ids) for group in groups for response in group.responses)
 
 
-async def measure(settings: Settings, rows: int, clock: Clock) -> Measured:
-    """One line of the table."""
+async def measure(settings: Settings, rows: int, clock: Clock) -> dict[str, Any]:
+    """Speeds in tokens/s at one width; `efficiency` is rollouts / bare decode calls."""
     bare = decode_speed(settings, rows, clock)
     speed, groups = await rollout_speed(settings, rows, clock)
     responses = [response for group in groups for response in group.responses]
     cut = sum(response.finish is FinishReason.LENGTH for response in responses) / len(responses)
-    return Measured(
-        rows, len(responses), count_tokens(groups), round(cut, 3), round(speed, 1), round(bare, 1), round(speed / bare, 3)
-    )
+    return {
+        "rows": rows,
+        "responses": len(responses),
+        "tokens": count_tokens(groups),
+        "cut_share": round(cut, 3),
+        "rollout_tok_per_s": round(speed, 1),
+        "decode_tok_per_s": round(bare, 1),
+        "efficiency": round(speed / bare, 3),
+    }
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -129,18 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each width and print a line for it."""
     given = parse(arguments)
     settings = Settings(given.model, given.prompts, given.group_size, given.max_tokens, given.threads, given.context)
-    if not given.json:
-        print(f"{settings.model.name}, {settings.n_threads} threads, {settings.prompts} prompts x {settings.group_size}")
-        print(" rows  responses  tokens   rollout tok/s   decode tok/s   efficiency")
-    for rows in (int(part) for part in given.rows.split(",")):
-        found = asyncio.run(measure(settings, rows, SystemClock()))
-        if given.json:
-            print(json.dumps(asdict(found)))
-        else:
-            print(
-                f"{found.rows:5d}  {found.responses:9d}  {found.tokens:6d}   {found.rollout_tok_per_s:13.1f}"
-                f"   {found.decode_tok_per_s:12.1f}   {found.efficiency:10.2f}"
-            )
+    widths = [int(part) for part in given.rows.split(",")]
+    show((asyncio.run(measure(settings, rows, SystemClock())) for rows in widths), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ import resource
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from edge.core.clock import Clock, SystemClock
 from edge.core.types import AnswerKind
@@ -25,25 +25,10 @@ from edge.dagrpo.answers import last_python_block
 from edge.verifiers.program import ProgramJudge, ProgramTests
 from edge.verifiers.sandbox.choice import choose_sandbox
 from edge.verifiers.sandbox.role import Limits
+from tools.bench.harness import show
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 _PRACTICE_PROGRAMS = 100
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Seconds of one sandbox: the first verdict of the process, and the median and 95th percentile of the others, one at a time."""
-
-    sandbox: str
-    programs: int
-    passed: int
-    first_s: float
-    median_s: float
-    p95_s: float
-    slowest_s: float
-    cpu_s: float
-    at_once_s: float
-    remembered_s: float
 
 
 def programs_of(data: Path) -> list[ProgramTests]:
@@ -67,8 +52,8 @@ def practice_programs() -> list[ProgramTests]:
     return [ProgramTests(code, item.answer, item.preamble) for code, item in found if code is not None]
 
 
-def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> Measured:
-    """All programs one after the other, then at once, then from memory."""
+def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> dict[str, Any]:
+    """Seconds of one sandbox: the first verdict of the process, the others one at a time, all at once, and from memory."""
     limits = Limits(wall_s=30.0)
     start = clock.monotonic()
     sandbox = choose_sandbox(name, unsafe=name == "none")
@@ -84,8 +69,17 @@ def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> Measur
     remembered_s = batch_seconds(judge, programs, clock)
     times.sort()
     p95 = times[int(0.95 * (len(times) - 1))]
-    rounded = [round(value, 4) for value in (first_s, statistics.median(times), p95, times[-1], cpu, at_once_s, remembered_s)]
-    return Measured(sandbox.name, len(programs), passed, *rounded)
+    seconds = {
+        "first_s": first_s,
+        "median_s": statistics.median(times),
+        "p95_s": p95,
+        "slowest_s": times[-1],
+        "cpu_s": cpu,
+        "at_once_s": at_once_s,
+        "remembered_s": remembered_s,
+    }
+    counts = {"sandbox": sandbox.name, "programs": len(programs), "passed": passed}
+    return {**counts, **{name: round(value, 5) for name, value in seconds.items()}}
 
 
 def batch_seconds(judge: ProgramJudge, programs: Sequence[ProgramTests], clock: Clock) -> float:
@@ -113,16 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not given.json:
         load = os.getloadavg()[0]
         print(f"{len(programs)} programs of {given.data.name if given.data.is_file() else 'practice:code'}, load {load:.1f}")
-        print("sandbox       passed    first   median      p95  slowest   cpu s  at once  remembered")
-    for name in given.sandbox.split(","):
-        found = measure(name, programs, SystemClock())
-        if given.json:
-            print(json.dumps(asdict(found)))
-        else:
-            print(
-                f"{found.sandbox:<12} {found.passed:>3}/{found.programs:<3} {found.first_s:8.3f} {found.median_s:8.3f} {found.p95_s:8.3f}"
-                f" {found.slowest_s:8.3f} {found.cpu_s:7.3f} {found.at_once_s:8.3f} {found.remembered_s:11.5f}"
-            )
+    show((measure(name, programs, SystemClock()) for name in given.sandbox.split(",")), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import resource
 import sys
@@ -23,6 +22,7 @@ from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training.learner import LearnerSettings, Precision, PrefixSharing
+from tools.bench.harness import show
 
 PATHS: tuple[PrefixSharing, ...] = ("shared", "plain")
 
@@ -61,12 +61,15 @@ async def measure(workload: Workload, settings: LearnerSettings, repeats: int) -
     finally:
         worker.close()
     seconds = sorted(report.seconds for report in reports)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "path": settings.prefix_sharing,
         "seconds_min": seconds[0],
         "seconds_median": seconds[len(seconds) // 2],
         "response_tokens": reports[-1].tokens,
         "skipped": reports[-1].skipped,
+        "peak_rss_mib": peak / (1024 if sys.platform == "linux" else 1 << 20),
+        "load_1min": os.getloadavg()[0],
     }
 
 
@@ -75,15 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     workload = Workload(prompts=options.prompts, group_size=options.group_size, layers=options.layers)
     paths = PATHS if options.path == "both" else (options.path,)
-    results = [asyncio.run(measure(workload, _settings(options, path), options.repeats)) for path in paths]
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 1 << 20)
-    load = os.getloadavg()[0]
-    if options.json:
-        print(json.dumps({"updates": results, "peak_rss_mib": peak_mib, "load_1min": load}))
-        return 0
-    for result in results:
-        print(f"{result['path']:<7} {result['seconds_median']:.3f} s per update (best {result['seconds_min']:.3f})")
-    print(f"{results[0]['response_tokens']} response tokens, peak memory {peak_mib:.0f} MiB, load {load:.1f}")
+    show((asyncio.run(measure(workload, _settings(options, path), options.repeats)) for path in paths), as_json=options.json)
     return 0
 
 
@@ -136,13 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--layers", type=int, default=Workload().layers)
-    parser.add_argument("--path", choices=(*PATHS, "both"), default="both", help="peak memory is that of all paths measured")
+    parser.add_argument("--path", choices=(*PATHS, "both"), default="both", help="peak memory is that of all paths so far")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="compute blocks again in the backward pass")
     parser.add_argument("--precision", choices=precisions, default="auto")
     parser.add_argument("--tokens-per-slice", type=int, default=LearnerSettings().tokens_per_slice)
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
 
 

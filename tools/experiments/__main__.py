@@ -22,10 +22,9 @@ from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
-from tools.experiments.places import require_folder, require_writable
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
 from tools.experiments.result import RESULTS, strays, write_whole
-from tools.experiments.run import run
+from tools.experiments.run import require_folder, require_writable, run
 from tools.experiments.run_cell import run_cell
 from tools.experiments.spec import Spec, load_spec, spec_names
 
@@ -77,16 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
     one.add_argument("--format", choices=("png", "svg"), default="png", help="form of the pictures")
 
-    one = command("report", play_report, "make the tables of REPORT.md anew from the results")
+    one = command("report", play_report, "make the tables of REPORT.md and docs/results.md anew from the results")
+    one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
-    one.add_argument("--template", type=Path, default=REPORT, help="the text with marks, between which tables are inserted")
     one.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
-    one.add_argument("--out", type=Path, default=REPORT)
-    one.add_argument(
-        "--readme",
-        type=Path,
-        help="another file whose marks are filled (usual: docs/results.md, where all places are the usual ones)",
-    )
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)
@@ -142,29 +135,29 @@ def play_figure(arguments: argparse.Namespace) -> int:
 
 
 def play_report(arguments: argparse.Namespace) -> int:
-    """Fill the marks of the report and of the page of results, and say where they are."""
+    """Fill the marks of the report and of the page of results, or of other files, and say where they are."""
     require_folder(arguments.results)
-    require_writable(arguments.out.parent, "--out")
-    chosen, page = read_chosen(arguments.chosen), arguments.readme
-    given = [path.resolve() for path in (arguments.results, arguments.chosen, arguments.out)]
-    if page is None and given == [RESULTS, CHOSEN_FILE, REPORT]:
-        page = RESULTS_PAGE
-    specs = [load_spec(name) for name in spec_names()]
+    if not arguments.files and [arguments.results.resolve(), arguments.chosen.resolve()] != [RESULTS, CHOSEN_FILE]:
+        raise UsageError("the project's own pages show its own results", hint="give a FILE with marks for other ones")
+    files: list[Path] = arguments.files or [REPORT, RESULTS_PAGE]
+    texts = {path: _read(path) for path in files}
+    for path in files:
+        require_writable(path.parent, "FILE")
+    chosen, specs = read_chosen(arguments.chosen), [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)
     every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
-    for template, out in ((arguments.template, arguments.out), *([(page, page)] if page is not None else [])):
-        text = _read(template)
-        made = insertions(every, chosen, arguments.data, arguments.figures, out.parent, text)
-        write_whole(out, with_insertions(text, made, template))
-        print(f"wrote {out}", flush=True)
+    for path, text in texts.items():
+        made = insertions(every, chosen, arguments.data, arguments.figures, path.parent, text)
+        write_whole(path, with_insertions(text, made, path))
+        print(f"wrote {path}", flush=True)
     return 0
 
 
-def _read(template: Path) -> str:
+def _read(path: Path) -> str:
     try:
-        return template.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{template}: cannot be read ({error})", hint="give a text file with marks") from error
+        raise UsageError(f"{path}: cannot be read ({error})", hint="give a text file with marks") from error
 
 
 def play_dial(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ from edge.core.errors import UsageError
 from edge.core.formatting import counted, shown
 from tools.experiments.cells import Cell, Grid, expand, shared
 from tools.experiments.chosen import read_chosen, write_chosen
-from tools.experiments.places import require_folder, require_writable
 from tools.experiments.result import Result, read_result, result_file, write_whole
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 from tools.experiments.spec import Spec, load_spec, spec_names
@@ -72,6 +72,25 @@ def _require_what_is_needed(plan: Plan, arguments: argparse.Namespace) -> None:
         require_writable(arguments.chosen.parent, "--chosen")
     if routed := [cell.key for cell in plan.missing if cell.router]:
         require_onnx(f"{counted(len(routed), 'cell')} such as {routed[0]} train a router, which is an ONNX file")
+
+
+def require_folder(results: Path) -> None:
+    """Raises UsageError for results that are no folder or cannot be read."""
+    try:
+        next(results.iterdir(), None)
+    except OSError as error:
+        raise UsageError(f"--results {results}: {error.strerror}", hint="give the folder that results were written to") from error
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Make the folder where there is none, and write into it once. Raises UsageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
+            pass
+    except OSError as error:
+        hint = "give a folder that you may write to"
+        raise UsageError(f"{option} {folder}: cannot be written to ({error.strerror})", hint=hint) from error
 
 
 # -- what there is to do ---------------------------------------------------------------------------------------------------------------

@@ -1,24 +1,98 @@
 """`python -m tools.bench coordinator`: the coordinator beside LiteLLM's proxy, measured side by side in one run.
 
 Rates are per second of processor time of the service's whole process tree; latencies are what the service adds to the mock cloud LLM's.
-The ledger is durable (SQLite, synchronous=FULL), every call shows a token, and metrics are served where this version has them. Results
-lie in the folder `--out`, one file a process, and a run that was cut goes on where it stopped. Ends with 1 when a goal is missed.
+The ledger is durable (SQLite, synchronous=FULL), every call shows a token, and metrics are served. Results lie in the folder `--out`, one
+file a process, and a run that was cut goes on where it stopped. Ends with 1 when a goal is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tools.bench import harness
-from tools.bench.coordinator import litellm_proxy, ours
-from tools.bench.coordinator.plan import FULL, QUICK, ROWS, SOAK, Plan
-from tools.bench.coordinator.run import Bench
+from tools.bench.coordinator import litellm_proxy, rows
+from tools.bench.coordinator.plan import DELAY_S, FULL, QUICK, ROWS, SOAK, Plan, calls_phase, latency_phase, phases_of
+from tools.bench.harness import Part, Results, Row, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
+MEMORY_LOOKS = 10
+SOAK_LOOKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Measures rows. `litellm` gives the proxy's command, or None to go without; `code` tells versions of ours apart."""
+
+    plan: Plan
+    out: Path
+    results: Results
+    litellm: Callable[[], Path] | None
+    metrics: bool
+    code: str
+    minutes: float = 2.0
+
+    def row(self, name: str) -> Row:
+        """One row by name. Raises EdgeError when something cannot be measured."""
+        measure: dict[str, Callable[[], Row]] = {
+            "calls": self.calls,
+            "memory": self.memory,
+            "idle": self.idle,
+            "recovery": self.recovery,
+            SOAK: self.soak,
+        }
+        return measure[name]()
+
+    def calls(self) -> Row:
+        """All services, round by round."""
+        services = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
+        parts = {name: lambda key, name=name: self._part(name, key) for name in services}
+        row = rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
+        if row.missed:  # where our time goes, from a round of its own whose stacks are watched
+            watched = self.results.measure(self._part("ours", "profile/calls", [calls_phase(self.plan)], profile=True))
+            row.profile = rows.profile_lines(watched["profile"])
+        return row
+
+    def memory(self) -> Row:
+        """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
+        looks = [{**calls_phase(self.plan), "phase": f"calls-{look}"} for look in range(MEMORY_LOOKS)]
+        counted = [{**look, "calls": self.plan.memory_calls // MEMORY_LOOKS, "warmup_s": 0.0} for look in looks]
+        ours = [self.results.measure(self._part("ours", "memory/ours", counted))]
+        peer = [self.results.measure(self._part("litellm", "calls/litellm/1"))] if self.litellm else []
+        return rows.memory_row(ours, peer)
+
+    def idle(self) -> Row:
+        """Idle devices beside a caller."""
+        latency = {**latency_phase(self.plan), "slices": 1, "slice_calls": self.plan.idle_calls, "warmup_calls": 20}
+        job = {**self._job("ours", "idle"), "devices": self.plan.idle_devices, "latency": latency}
+        return rows.idle_row([self.results.measure(own_part("coordinator.idle", "idle/1", job))])
+
+    def recovery(self) -> Row:
+        """After SIGKILL."""
+        sizes = {"entries": self.plan.recovery_entries, "holds": self.plan.recovery_holds}
+        keys = [f"recovery/{number}" for number in range(1, min(3, self.plan.rounds) + 1)]
+        parts = [own_part("coordinator.recovery", key, {**self._job("ours", key), **sizes}) for key in keys]
+        return rows.recovery_row([self.results.measure(part) for part in parts], self.plan.recovery_holds)
+
+    def soak(self) -> Row:
+        """Minutes of mixed load with faults."""
+        job = {**self._job("ours", SOAK), "minutes": self.minutes, "looks": SOAK_LOOKS, "seed": 0}
+        return rows.soak_row(self.results.measure(own_part("coordinator.soak", "soak/1", job)))
+
+    def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None, *, profile: bool = False) -> Part:
+        job = {**self._job(service, key), "phases": phases_of(service, self.plan) if phases is None else phases}
+        return own_part("coordinator.measure", key, {**job, **({"profile": True} if profile else {})})
+
+    def _job(self, service: str, key: str) -> Mapping[str, Any]:
+        scratch = str(self.out / "scratch" / key.replace("/", "-"))
+        job: dict[str, Any] = {"service": service, "scratch": scratch, "delay_s": DELAY_S, "metrics": self.metrics}
+        if service == "ours":
+            return {**job, "code": self.code}
+        return {**job, "litellm": str(self.litellm())} if service == "litellm" and self.litellm else job
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -42,25 +116,14 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def measure(given: argparse.Namespace) -> int:
     """Measure the rows and write the report; 1 when a goal is missed. Raises EdgeError."""
-    names, plan, screen = harness.rows_of(given.rows, (*ROWS, SOAK)), plan_of(given), harness.Screen()
-    out = (given.out or harness.CACHE / f"coordinator-{plan.size}").resolve()
-    load, metrics = harness.load_1min(), ours.has_metrics() and not given.without_metrics
-    if load > harness.QUIET_LOAD:
-        print(f"the machine is busy (load {load:.1f}): compare within a row only", file=sys.stderr)
-    peer = None if given.without_litellm else litellm_proxy.installed
-    results = harness.Results(out, screen, fresh=given.fresh)
-    bench = Bench(plan, out, results, peer, metrics, harness.commit(), given.minutes)
-    about = f"{harness.about(load)} Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
-    facts = {"size": plan.size, "load_before": load, "metrics": metrics}
-    return harness.report(out / "coordinator", names, bench.row, screen, described(peer is not None), about, **facts)
-
-
-def described(with_peer: bool) -> dict[str, Any]:
-    """The machine with the versions that matter here."""
-    machine = harness.describe_machine(PACKAGES)
-    if with_peer:
-        machine["packages"]["litellm"] = litellm_proxy.version_of(litellm_proxy.installed())
-    return machine
+    plan, metrics = plan_of(given), not given.without_metrics
+    run = harness.Run(given, "coordinator", plan.size, (*ROWS, SOAK))
+    machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else litellm_proxy.installed
+    if peer is not None:
+        machine["packages"]["litellm"] = litellm_proxy.version_of(peer())
+    bench = Bench(plan, run.out, run.results, peer, metrics, harness.commit(), given.minutes)
+    about = f" Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
+    return run.report(bench.row, machine, about, metrics=metrics)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

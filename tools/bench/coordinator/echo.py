@@ -1,31 +1,21 @@
-"""The cheapest servers there can be, as baselines: a bare grpc.aio method and a bare HTTP one that answer at once.
+"""The cheapest gRPC server there can be, as a baseline: DeviceService's calls, answered with a constant at once.
 
-    python -m tools.bench.coordinator.echo grpc|http
+    python -m tools.bench.coordinator.echo
 
-Says its port in one line of JSON. The grpc one answers Complete and CompleteBatch with a constant completion: parsing and writing messages
-is included, nothing else is.
+Says its port in one line of JSON. Parsing and writing messages is included, nothing else is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
-from tools.bench.coordinator.http_wire import listen
-from tools.bench.coordinator.upstream import TEXT, MockCloud
+from tools.bench.mock_cloud import TEXT
 from tools.bench.processes import say
 
 
-async def serve_http() -> None:
-    """Serve until killed."""
-    server, port = await listen(MockCloud(0.0).handle)
-    say({"port": port})
-    await server.serve_forever()
-
-
-async def serve_grpc() -> None:
+async def serve() -> None:
     """Serve until killed."""
     import grpc
 
@@ -53,10 +43,5 @@ async def serve_grpc() -> None:
     await server.wait_for_termination()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The process."""
-    asyncio.run(serve_grpc() if arguments[0] == "grpc" else serve_http())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(serve())

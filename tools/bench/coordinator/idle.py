@@ -1,10 +1,9 @@
 """Many idle devices: each a connection of its own that watches its budget. What they cost the coordinator in memory and others in time.
 
-    python -m tools.bench.coordinator.idle JOB RESULT
-    python -m tools.bench.coordinator.idle --watch JOB
+    python -m tools.bench.coordinator.idle JOB
 
-The second form is one client process of several: it connects, says when every device has its first budget, and stays until it is killed.
-Knows connections; measures the latency of calls by the load process.
+This is one client process of several: it connects, says when every device has its first budget, and stays until it is killed. The latency
+of calls is measured by the load process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,8 +21,7 @@ from typing import Any
 
 from tools.bench.coordinator.measure import Started, coordinator, loaded
 from tools.bench.coordinator.ours import device_tokens
-from tools.bench.harness import measured_process
-from tools.bench.processes import cpu_s, memory_mib, own, running, say
+from tools.bench.processes import cpu_s, memory_mib, own, running, say, scratch_folder
 
 CLIENTS = 4
 AT_ONCE = 64
@@ -65,13 +62,10 @@ async def _read_on(watch: Any) -> None:
         pass
 
 
-def run(job: Mapping[str, Any]) -> dict[str, Any]:
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Latency without them, with them, and without them again; memory before and with them."""
-    scratch = Path(job["scratch"])
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
     raise_file_limit(job["devices"] + SPARE_FILES)
-    with coordinator(job, scratch) as service:
+    with scratch_folder(job) as scratch, coordinator(job, scratch) as service:
         pid = service.server.pid
         loaded(service, {**job["latency"], "phase": "warm"}, scratch)
         alone, before = _latency(service, job, scratch, "alone"), memory_mib(pid)
@@ -80,11 +74,12 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
             connected = _connect(service, job, scratch, stack)
             connect_s = time.monotonic() - began
             beside = _latency(service, job, scratch, "beside")
-            resting = _resting_cpu(pid)
+            cpu_before = cpu_s(pid)
+            time.sleep(REST_S)
+            resting = (cpu_s(pid) - cpu_before) / REST_S
             memory = memory_mib(pid)
         time.sleep(1.0)
         after = _latency(service, job, scratch, "after")
-    shutil.rmtree(scratch, ignore_errors=True)
     return {
         "devices": connected,
         "connect_s": connect_s,
@@ -100,13 +95,6 @@ def _latency(service: Started, job: Mapping[str, Any], scratch: Path, phase: str
     return found
 
 
-def _resting_cpu(pid: int) -> float:
-    """Share of a core that the coordinator takes while nothing is asked of it."""
-    before = cpu_s(pid)
-    time.sleep(REST_S)
-    return (cpu_s(pid) - before) / REST_S
-
-
 def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: contextlib.ExitStack) -> int:
     """Client processes with a share of the devices each, one after the other; how many devices are connected."""
     assert service.ledger is not None
@@ -115,7 +103,7 @@ def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: con
         names = [f"idle-{number}-{each}" for each in range(job["devices"] // CLIENTS)]
         file = scratch / f"idle-{number}.job"
         file.write_text(json.dumps({"address": service.target, "tokens": device_tokens(service.ledger.parent, names)}))
-        client = stack.enter_context(running(own("coordinator.idle", "--watch", str(file)), scratch / f"idle-{number}.log"))
+        client = stack.enter_context(running(own("coordinator.idle", str(file)), scratch / f"idle-{number}.log"))
         total += client.told["connected"]
     return total
 
@@ -127,14 +115,7 @@ def raise_file_limit(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The process."""
-    if arguments[0] == "--watch":
-        os.nice(5)
-        job = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
-        asyncio.run(watch_all(job["address"], job["tokens"]))
-    measured_process(run, arguments)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    os.nice(5)
+    watched = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    asyncio.run(watch_all(watched["address"], watched["tokens"]))

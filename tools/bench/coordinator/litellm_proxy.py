@@ -5,11 +5,7 @@ Knows pip, its configuration and its command. Its pins are those that the tests 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,12 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import yaml
-from platformdirs import user_cache_path
 
-from edge.core.errors import EdgeError
 from tools.bench.processes import REPOSITORY
+from tools.environments import environment
 
 REQUIREMENTS = REPOSITORY / "tests" / "service" / "litellm_requirements.txt"
 API_KEY = "sk-local-key-of-the-bench-0123456789"
-INSTALL_TIMEOUT_S = 900
 ENVIRONMENT: Mapping[str, str] = {
     "LITELLM_TELEMETRY": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -34,20 +28,9 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-class PeerMissing(EdgeError):
-    """What is compared with cannot be installed here."""
-
-
-def installed(python: str = sys.executable) -> Path:
-    """The proxy's command, installed where it is not there yet. Raises PeerMissing."""
-    version = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    home = user_cache_path("edge-agent") / f"litellm-{version}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with (home.parent / "litellm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "ready").exists():
-            _install(home, python)
-    return home / "bin" / "litellm"
+def installed() -> Path:
+    """The proxy's command, installed where it is not there yet. Raises CannotInstall."""
+    return environment("litellm", REQUIREMENTS) / "bin" / "litellm"
 
 
 def version_of(command: Path) -> str:
@@ -55,17 +38,6 @@ def version_of(command: Path) -> str:
     asked = "import importlib.metadata as m; print(m.version('litellm'))"
     done = subprocess.run([str(command.with_name("python")), "-c", asked], capture_output=True, text=True, check=True)
     return done.stdout.strip()
-
-
-def _install(home: Path, python: str) -> None:
-    print(f"installing LiteLLM's proxy into {home}: about a minute, once", file=sys.stderr, flush=True)
-    shutil.rmtree(home, ignore_errors=True)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    for command in ([python, "-m", "venv", str(home)], [*pip, "--requirement", str(REQUIREMENTS)]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-        if done.returncode:
-            raise PeerMissing("LiteLLM's proxy cannot be installed", hint=done.stderr.strip()[-300:])
-    (home / "ready").touch()
 
 
 def settings(upstream_port: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The load on a service, in a process of its own whose processor time is not counted.
 
-    python -m tools.bench.coordinator.load JOB RESULT
-
 Knows how requests are made and timed, and looks at the processor time of the services under test over exactly the measured seconds. Knows
 nothing of how they were started. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one
 is really made, held and settled.
@@ -14,15 +12,13 @@ import gc
 import itertools
 import json
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tools.bench.coordinator.http_wire import HttpClient
-from tools.bench.harness import measured_process
+from tools.bench.mock_cloud import HEAD_END
 from tools.bench.processes import cpu_s
 
 PROMPT = (
@@ -125,23 +121,46 @@ class GrpcService:
 
 
 class HttpService:
-    """OpenAI's chat completions: one connection for each worker."""
+    """OpenAI's chat completions: one keep-alive connection for each worker."""
 
     def __init__(self, port: int, tokens: Sequence[str], phase: str) -> None:
         self._port = port
-        self._key = tokens[0] if tokens else ""
+        self._authorization = f"Authorization: Bearer {tokens[0]}\r\n" if tokens and tokens[0] else ""
         self._phase = phase
-        self._clients: dict[int, HttpClient] = {}
+        self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def prepare(self) -> None:
         """Nothing."""
 
     async def call(self, worker: int, number: int) -> None:
-        """One completion."""
-        client = self._clients.get(worker) or self._clients.setdefault(worker, HttpClient(self._port, self._key))
+        """One completion. Raises RuntimeError on any status but 200."""
+        if worker not in self._streams:
+            self._streams[worker] = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams[worker]
         message = {"role": "user", "content": f"{self._phase} {number}. {PROMPT}"}
-        body = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
-        await client.post(CALLS_PATH, json.dumps(body).encode())
+        told = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
+        body = json.dumps(told).encode()
+        head = f"POST {CALLS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self._authorization}Content-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode("ascii") + body)
+        status, answer = await _answer(reader)
+        if status != 200:
+            raise RuntimeError(f"HTTP status {status}: {answer[:200]!r}")
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of a response."""
+    head = await reader.readuntil(HEAD_END)
+    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    headers = {name.lower(): value.strip().lower() for name, _, value in (line.partition(":") for line in lines)}
+    status = int(first.split(" ")[1])
+    if headers.get("transfer-encoding") != "chunked":
+        return status, await reader.readexactly(int(headers.get("content-length", "0")))
+    pieces = []
+    while size := int((await reader.readline()).strip(), 16):
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return status, b"".join(pieces)
 
 
 @dataclass(slots=True)
@@ -303,7 +322,7 @@ async def _stream(
     await stream.done_writing()
 
 
-async def run(job: Mapping[str, Any]) -> dict[str, Any]:
+async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """What the job asks for."""
     phase = job["phase"]
     service: Any = (
@@ -330,12 +349,3 @@ async def run(job: Mapping[str, Any]) -> dict[str, Any]:
         case other:
             raise ValueError(f"unknown load {other!r}")
     return told | {"acked": getattr(service, "acked", [])}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(lambda job: asyncio.run(run(job)), paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,16 +1,12 @@
 """One round of one service: start it, load it phase by phase, look at its memory, check its books, end it.
 
-    python -m tools.bench.coordinator.measure JOB RESULT
-
 Every phase is a load process of its own; the mock cloud LLM is another. Knows which service is started how; times nothing itself.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +16,8 @@ from urllib.request import urlopen
 
 from tools.bench.coordinator import litellm_proxy, ours
 from tools.bench.coordinator.audit import audit
-from tools.bench.coordinator.upstream import INPUT_TOKENS, OUTPUT_TOKENS
-from tools.bench.harness import measured_process
-from tools.bench.processes import REPOSITORY, Server, free_port, memory_mib, own, running
+from tools.bench.mock_cloud import INPUT_TOKENS, OUTPUT_TOKENS
+from tools.bench.processes import REPOSITORY, Server, free_port, memory_mib, own, running, scratch_folder
 
 DEVICES = 8
 
@@ -50,7 +45,7 @@ class Started:
 @contextmanager
 def cloud(job: Mapping[str, Any], scratch: Path) -> Iterator[Server]:
     """The mock cloud LLM."""
-    with running(own("coordinator.upstream", str(job["delay_s"])), scratch / "upstream.log") as server:
+    with running(own("mock_cloud", str(job["delay_s"])), scratch / "upstream.log") as server:
         yield server
 
 
@@ -93,7 +88,8 @@ def litellm(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
 @contextmanager
 def echo(kind: str, scratch: Path) -> Iterator[Started]:
     """A baseline."""
-    with running(own("coordinator.echo", kind), scratch / "echo.log") as server:
+    command = own("coordinator.echo") if kind == "grpc" else own("mock_cloud", "0")
+    with running(command, scratch / "echo.log") as server:
         port = server.told["port"]
         yield Started(server, kind, f"127.0.0.1:{port}" if kind == "grpc" else port, [""] * DEVICES)
 
@@ -121,7 +117,7 @@ def loaded(service: Started, phase: Mapping[str, Any], scratch: Path) -> dict[st
     }
     file, result = scratch / f"{phase['phase']}.job", scratch / f"{phase['phase']}.json"
     file.write_text(json.dumps(job), encoding="utf-8")
-    subprocess.run(own("coordinator.load", str(file), str(result)), check=True, cwd=REPOSITORY)
+    subprocess.run(own("part", "coordinator.load", str(file), str(result)), check=True, cwd=REPOSITORY)
     told: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return told | {"memory_mib": memory_mib(service.server.pid)}
 
@@ -133,28 +129,24 @@ def upstream_log(upstream: Server) -> list[str]:
     return log
 
 
-def run(job: Mapping[str, Any]) -> dict[str, Any]:
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """The round."""
-    scratch = Path(job["scratch"])
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
     phases: dict[str, Any] = {}
     acked: list[str] = []
     log: list[str] = []
-    with started(job, scratch) as service:
-        start = {"start_s": service.server.start_s, "idle_mib": memory_mib(service.server.pid)}
-        for phase in job["phases"]:
-            print(phase["phase"], flush=True)
-            told = loaded(service, phase, scratch)
-            acked += told.pop("acked")
-            phases[phase["phase"]] = told
-        if service.upstream is not None and service.ledger is not None:
-            log = [key for key in upstream_log(service.upstream) if key]
-    books = audit(service.ledger, log, acked, cost()).to_json() if service.ledger is not None else None
-    profile = scratch / "profile.json"
-    watched = json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None
-    if not job.get("keep"):
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder(job) as scratch:
+        with started(job, scratch) as service:
+            start = {"start_s": service.server.start_s, "idle_mib": memory_mib(service.server.pid)}
+            for phase in job["phases"]:
+                print(phase["phase"], flush=True)
+                told = loaded(service, phase, scratch)
+                acked += told.pop("acked")
+                phases[phase["phase"]] = told
+            if service.upstream is not None and service.ledger is not None:
+                log = [key for key in upstream_log(service.upstream) if key]
+        books = audit(service.ledger, log, acked, cost()).to_json() if service.ledger is not None else None
+        profile = scratch / "profile.json"
+        watched = json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None
     return {**start, "phases": phases, "audit": books, "profile": watched}
 
 
@@ -162,12 +154,3 @@ def cost() -> tuple[int, int, int]:
     """What every call costs: calls, tokens, micro-USD."""
     uusd = (INPUT_TOKENS * ours.PRICE_IN_UUSD_PER_MTOK + OUTPUT_TOKENS * ours.PRICE_OUT_UUSD_PER_MTOK) // 10**6
     return 1, INPUT_TOKENS + OUTPUT_TOKENS, uusd
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(run, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

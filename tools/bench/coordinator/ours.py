@@ -1,6 +1,6 @@
 """Our coordinator as a service under test: its configuration, its devices' tokens, and its command. Starts nothing.
 
-Limits hold in all three scopes so that every call is held on four budgets, and none is ever reached unless a job says so.
+Limits hold in all three scopes so that every call is held on four budgets, and none is ever reached.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.app import LEDGER_FILE
-from coordinator.config import CoordinatorConfig
 from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import SystemClock
 
 PRICE_IN_UUSD_PER_MTOK, PRICE_OUT_UUSD_PER_MTOK = 1_000_000, 4_000_000
 AMPLE = 10**12
-METRICS_FIELD = "metrics_listen"
 
 
-def settings(state: Path, upstream_port: int, *, metrics_port: int | None, fleet_calls: int = AMPLE) -> dict[str, Any]:
+def settings(state: Path, upstream_port: int, *, metrics_port: int | None) -> dict[str, Any]:
     """The configuration as plain data."""
     upstream = {
         "provider": "openai_compatible",
@@ -33,20 +31,15 @@ def settings(state: Path, upstream_port: int, *, metrics_port: int | None, fleet
         "max_output_tokens": 256,
     }
     limit = {"window": "month", "calls_limit": AMPLE, "tokens_limit": AMPLE, "spend_limit_uusd": AMPLE}
-    metrics = {METRICS_FIELD: f"127.0.0.1:{metrics_port}"} if metrics_port and has_metrics() else {}
+    metrics = {"metrics_listen": f"127.0.0.1:{metrics_port}"} if metrics_port else {}
     return {
         "listen": ["127.0.0.1:0"],
         "admin_listen": [],
         "state_dir": str(state),
         "upstreams": {"default": upstream},
-        "budgets": {"fleet": {**limit, "calls_limit": fleet_calls}, "device": limit, "device_task": limit},
+        "budgets": {"fleet": limit, "device": limit, "device_task": limit},
         **metrics,
     }
-
-
-def has_metrics() -> bool:
-    """Whether this version can serve metrics."""
-    return METRICS_FIELD in CoordinatorConfig.model_fields
 
 
 def write_settings(file: Path, values: dict[str, Any]) -> None:

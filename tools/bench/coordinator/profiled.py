@@ -2,8 +2,8 @@
 
     python -m tools.bench.coordinator.profiled PROFILE CONFIG
 
-A signal comes after every so many milliseconds of processor time; what the event loop and the ledger's thread do then is counted, once
-for the innermost function and once for each on the stack. The shares lie in PROFILE when the service ends. Knows nothing of load.
+A signal comes after every so many milliseconds of processor time; what the event loop and the ledger's thread do then is counted
+for each of our functions on the stack. The shares lie in PROFILE when the service ends.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class Profile:
 
     def __init__(self) -> None:
         self._samples: Counter[str] = Counter()
-        self._innermost: dict[str, Counter[str]] = {"loop": Counter(), "ledger": Counter()}
-        self._anywhere: dict[str, Counter[str]] = {"loop": Counter(), "ledger": Counter()}
         self._ours: dict[str, Counter[str]] = {"loop": Counter(), "ledger": Counter()}
         self._writer = 0
         self._looks = 0
@@ -53,43 +51,30 @@ class Profile:
             self._seconds = thread_seconds({os.getpid(): "loop", self._writer: "ledger"})
 
     def shares(self) -> dict[str, Any]:
-        """By thread: samples, and shares of functions: innermost, anywhere on the stack, and of our own of those; and processor seconds.
+        """By thread: samples, and the shares of the coordinator's own functions on the stack; and processor seconds.
 
         A thread that waits for a disk or a lock inside a function is counted there too; its processor seconds tell how much that is.
         """
-        told: dict[str, Any] = {
-            name: {
-                "samples": self._samples[name],
-                "innermost": self._share(name, self._innermost[name]),
-                "anywhere": self._share(name, self._anywhere[name]),
-                "ours": self._share(name, self._ours[name]),
-            }
-            for name in self._innermost
-        }
+        told: dict[str, Any] = {}
+        for name, counts in self._ours.items():
+            samples = self._samples[name]
+            shares = {function: count / samples for function, count in counts.most_common(MOST)}
+            told[name] = {"samples": samples, "ours": shares}
         return {**told, "threads_s": self._seconds}
 
     def _count(self, thread: str, frame: FrameType | None) -> None:
         found = list(_functions(frame))
-        names = [name for name, _ in found]
-        if not names or names[0] in WAITING:
+        if not found or found[0][0] in WAITING:
             return
         self._samples[thread] += 1
-        self._innermost[thread][names[0]] += 1
-        self._anywhere[thread].update(set(names))
         self._ours[thread].update({name for name, is_ours in found if is_ours})
-
-    def _share(self, thread: str, counts: Counter[str]) -> dict[str, float]:
-        return {name: count / self._samples[thread] for name, count in counts.most_common(MOST)}
 
 
 def _functions(frame: FrameType | None) -> Iterator[tuple[str, bool]]:
     """Functions, innermost first, and whether they are the coordinator's own."""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        yield (
-            f"{path.stem}.{frame.f_code.co_qualname}",
-            _is_ours(path),
-        )
+        yield f"{path.stem}.{frame.f_code.co_qualname}", _is_ours(path)
         frame = frame.f_back
 
 

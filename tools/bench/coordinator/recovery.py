@@ -1,30 +1,26 @@
 """How long a coordinator takes to serve again after SIGKILL, with a long journal and many open holds.
 
-    python -m tools.bench.coordinator.recovery JOB RESULT
-    python -m tools.bench.coordinator.recovery --fill LEDGER ENTRIES HOLDS
+    python -m tools.bench.coordinator.recovery LEDGER ENTRIES HOLDS
 
-The second form fills a ledger through its store, as a coordinator would, and kills itself with the holds open. Knows the ledger; sends no
-calls.
+This fills a ledger through its store, as a coordinator would, and kills itself with the holds open. It sends no calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tools.bench.coordinator import ours
 from tools.bench.coordinator.audit import audit
 from tools.bench.coordinator.measure import cost
-from tools.bench.harness import measured_process
-from tools.bench.processes import REPOSITORY, memory_mib, own, running
+from tools.bench.processes import REPOSITORY, memory_mib, own, running, scratch_folder
 
 AT_ONCE = 256
 DEVICES = 50
@@ -80,24 +76,20 @@ def _settlement(number: int) -> Any:
     )
 
 
-def run(job: Mapping[str, Any]) -> dict[str, Any]:
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Fill, kill, start, look."""
-    scratch = Path(job["scratch"])
-    shutil.rmtree(scratch, ignore_errors=True)
-    state = scratch / "state"
-    state.mkdir(parents=True)
-    ledger = ours.ledger_file(state)
-    filling = own("coordinator.recovery", "--fill", str(ledger), str(job["entries"]), str(job["holds"]))
-    code = subprocess.run(filling, cwd=REPOSITORY, check=False).returncode
-    if code != -signal.SIGKILL:
-        raise RuntimeError(f"the filling process ended with {code}")
-    ours.write_settings(scratch / "coordinator.yaml", ours.settings(state, 1, metrics_port=None))
-    with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
-        told: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
-    books = audit(ledger, [], [], cost())
-    told |= {"audit": books.to_json(), "in_doubt": _in_doubt(ledger)}
-    shutil.rmtree(scratch, ignore_errors=True)
-    return told
+    with scratch_folder(job) as scratch:
+        state = scratch / "state"
+        state.mkdir()
+        ledger = ours.ledger_file(state)
+        filling = own("coordinator.recovery", str(ledger), str(job["entries"]), str(job["holds"]))
+        code = subprocess.run(filling, cwd=REPOSITORY, check=False).returncode
+        if code != -signal.SIGKILL:
+            raise RuntimeError(f"the filling process ended with {code}")
+        ours.write_settings(scratch / "coordinator.yaml", ours.settings(state, 1, metrics_port=None))
+        with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
+            told: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
+        return told | {"audit": audit(ledger, [], [], cost()).to_json(), "in_doubt": _in_doubt(ledger)}
 
 
 def _in_doubt(ledger: Path) -> int:
@@ -107,12 +99,5 @@ def _in_doubt(ledger: Path) -> int:
         return sum(str(attempt.state) == "in_doubt" for attempt in rows.all_attempts())
 
 
-def main(arguments: Sequence[str]) -> None:
-    """The process."""
-    if arguments[0] == "--fill":
-        asyncio.run(fill(Path(arguments[1]), int(arguments[2]), int(arguments[3])))
-    measured_process(run, arguments)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(fill(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,7 +1,5 @@
 """A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
 
-    python -m tools.bench.coordinator.soak JOB RESULT
-
 Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and goes
 away and comes back. The coordinator is looked at between stretches of load, when nothing runs. Knows nothing of what growth is too much.
 """
@@ -11,25 +9,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import random
 import re
-import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 from tools.bench.coordinator import ours
-from tools.bench.coordinator.http_wire import Answer, Connection, Request
-from tools.bench.coordinator.upstream import COMPLETION
-from tools.bench.harness import measured_process
-from tools.bench.processes import Server, free_port, running
+from tools.bench.mock_cloud import Answer, Connection, HttpServer, Request, completion
+from tools.bench.processes import Server, free_port, running, scratch_folder
 
 WORKERS = 12
 DEVICES = 4
@@ -54,23 +47,18 @@ class FaultyCloud:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._server: asyncio.Server | None = None
-        self._connections: set[FaultyConnection] = set()
+        self._server = HttpServer(self._handle)
         self.asked = 0
 
     async def come(self) -> None:
         """Listen."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: FaultyConnection(self), "127.0.0.1", self._port, reuse_address=True)
+        await self._server.listen(self._port)
 
-    async def go(self) -> None:
+    def go(self) -> None:
         """Stop listening and cut every connection."""
-        if self._server is not None:
-            self._server.close()
-        for connection in tuple(self._connections):
-            connection.cut()
+        self._server.close()
 
-    def handle(self, connection: FaultyConnection) -> Answer:
+    def _handle(self, _request: Request, connection: Connection) -> Answer:
         """Mostly the completion."""
         self.asked += 1
         if self.asked % 41 == 0:
@@ -79,42 +67,7 @@ class FaultyCloud:
             return Answer(b"{}", status=503)
         if self.asked % 31 == 0:
             return Answer(b"not what was asked for")
-        return Answer(json.dumps(COMPLETION).encode(), after_s=0.25 if self.asked % 29 == 0 else 0.005)
-
-    def opened(self, connection: FaultyConnection) -> None:
-        """Remember whom to cut."""
-        self._connections.add(connection)
-
-    def closed(self, connection: FaultyConnection) -> None:
-        """Forget it."""
-        self._connections.discard(connection)
-
-
-class FaultyConnection(Connection):
-    """A connection that can be cut."""
-
-    def __init__(self, cloud: FaultyCloud) -> None:
-        super().__init__(self._answer)
-        self._cloud = cloud
-        self._raw: asyncio.BaseTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As any, and known to the cloud."""
-        super().connection_made(transport)
-        self._raw = transport
-        self._cloud.opened(self)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Unknown to the cloud."""
-        self._cloud.closed(self)
-
-    def cut(self) -> None:
-        """Without a goodbye."""
-        if isinstance(self._raw, asyncio.Transport):
-            self._raw.abort()
-
-    def _answer(self, request: Request) -> Answer:
-        return self._cloud.handle(self)
+        return Answer(completion(), after_s=0.25 if self.asked % 29 == 0 else 0.005)
 
 
 @dataclass(slots=True)
@@ -254,7 +207,7 @@ async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
     """Twice in each stretch it is away for a moment; at the end it is there."""
     for _ in range(2):
         await asyncio.sleep(max(0.0, seconds / 3 - AWAY_S))
-        await cloud.go()
+        cloud.go()
         await asyncio.sleep(AWAY_S)
         await cloud.come()
 
@@ -278,7 +231,7 @@ async def measured(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
         try:
             return await soak(job, server, f"http://127.0.0.1:{metrics}/metrics", cloud, tokens)
         finally:
-            await cloud.go()
+            cloud.go()
 
 
 def _token_file(folder: Path, name: str, token: str) -> str:
@@ -288,26 +241,12 @@ def _token_file(folder: Path, name: str, token: str) -> str:
     return str(path)
 
 
-def run(job: Mapping[str, Any]) -> dict[str, Any]:
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Soak, then read the books."""
     from coordinator.ledger.verify import verify_file
 
-    scratch = Path(job["scratch"])
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
     began = time.monotonic()
-    told = asyncio.run(measured(job, scratch))
-    report = verify_file(ours.ledger_file(scratch / "state"))
-    told |= {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}
-    with suppress(OSError):
-        shutil.rmtree(scratch)
-    return told
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(run, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    with scratch_folder(job) as scratch:
+        told = asyncio.run(measured(job, scratch))
+        report = verify_file(ours.ledger_file(scratch / "state"))
+    return told | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}

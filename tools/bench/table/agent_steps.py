@@ -1,12 +1,10 @@
 """Our side: learning steps of the real agent in one process, timed and with their memory.
 
-    python -m tools.bench.table.agent_steps JOB RESULT
-
 Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own) and the
 adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and are never right, no token
 ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer, unless a job has one: then
 its judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled one, on the same cores, or
-with `cloud` answering one that answers at once (answering_cloud). Nothing else differs. A step's time is from the end of the step before
+with `cloud` answering one that answers at once (mock_cloud). Nothing else differs. A step's time is from the end of the step before
 to its own end.
 """
 
@@ -15,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tools.bench.harness import measured_process
-from tools.bench.table.answering_cloud import RunningCloud, running_cloud
+from tools.bench.processes import Server, own, running
 from tools.bench.table.watch import MemoryWatch, StackWatch, memory_now, peak_of_children
 
 if TYPE_CHECKING:
@@ -123,8 +119,8 @@ def endless(backend: Any) -> Any:
     return backend
 
 
-def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentConfig:
-    """The agent's configuration for a job; what it does not name has its default. Without a `cloud` it is the bundled LLM."""
+def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig:
+    """The agent's configuration for a job; what it does not name has its default. Without a cloud's port it is the bundled LLM."""
     from edge.config.schema import AgentConfig
 
     steps = job["warmup"] + job["steps"]
@@ -150,7 +146,7 @@ def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentCo
                 "torch_threads": job["threads"],
                 **job["learning"],
             },
-            "coordinator": {} if cloud is None else {"embedded": asking(cloud)},
+            "coordinator": {} if cloud_port is None else {"embedded": asking(cloud_port)},
             "gate": job.get("gate", {"enabled": False}),
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
@@ -158,10 +154,10 @@ def config_of(job: dict[str, Any], cloud: RunningCloud | None = None) -> AgentCo
     )
 
 
-def asking(cloud: RunningCloud) -> dict[str, Any]:
+def asking(port: int) -> dict[str, Any]:
     """The embedded coordinator's section for a cloud on this machine; its price is made up."""
     prices = {"price_in_uusd_per_mtok": 150_000, "price_out_uusd_per_mtok": 600_000}
-    return {"upstream": "openai_compatible", "model": "answering", "base_url": cloud.base_url, **prices}
+    return {"upstream": "openai_compatible", "model": "answering", "base_url": f"http://127.0.0.1:{port}/v1", **prices}
 
 
 def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: list[CountingLearner]) -> Agent:
@@ -194,6 +190,11 @@ def opening_endless(opener: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     return opened
 
 
+def answering(items: Path) -> contextlib.AbstractContextManager[Server]:
+    """A cloud that knows these items. It stands in for a service elsewhere: neither its time nor its memory belongs to a step."""
+    return running(own("mock_cloud", "0", str(items)), items.with_suffix(".cloud.log"))
+
+
 async def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Make the job's steps."""
     shutil.rmtree(job["scratch"], ignore_errors=True)
@@ -201,10 +202,10 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as watches:
         memory = watches.enter_context(MemoryWatch(count_pages_once=job["serve"]))
         stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
-        cloud = watches.enter_context(running_cloud(Path(job["items"]))) if job["cloud"] == "answering" else None
+        cloud = watches.enter_context(answering(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
-        async with build(config_of(job, cloud), job, recorder, counted) as agent:
+        async with build(config_of(job, cloud.told["port"] if cloud else None), job, recorder, counted) as agent:
             loaded = memory_now()
             served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
             recorder.ended = time.perf_counter()
@@ -268,12 +269,3 @@ def told_of(step: dict[str, Any]) -> dict[str, Any]:
         "learner_skipped",
     )
     return {"seconds": step["seconds"], **{name: step[name] for name in (*names, *learner)}}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(lambda job: asyncio.run(measure(job)), paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,5 @@
 """llama.cpp's own batched bench on the same workload. Knows its command line and its output; measures nothing itself.
 
-    python -m tools.bench.table.batched_peer JOB RESULT
-
 A prompt is decoded once and copied to its rows (-pps), as ours are. B prompts take B times the one prompt it reports, then all rows are
 decoded together. The first token of a response comes from the prompt's logits, so C tokens take C - 1 decodes on both sides.
 """
@@ -10,12 +8,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench.harness import measured_process
 from tools.bench.processes import end_with_parent
 
 
@@ -56,12 +51,3 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         print(f"{seconds[-1]:.2f} s", flush=True)
     tokens = job["prompts"] * job["group_size"] * job["max_tokens"]
     return {"seconds": seconds, "tokens": tokens}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(measure, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,5 @@
 """What this machine reaches: BW, F_i and F_t of a step's floor, measured as `edge-agent doctor --measure` does, the best of some repeats.
 
-    python -m tools.bench.table.device_speed JOB RESULT
-
 Knows models and threads; the measurements themselves are edge.training.device's. F_i is 2 x weights of the blocks x tokens/s of a prompt
 of 512 tokens in llama.cpp (the output projection is computed for the last token alone) and F_t the speed of torch's products at the
 model's own sizes, for each model given; BW is the machine's.
@@ -9,12 +7,8 @@ model's own sizes, for each model given; BW is the machine's.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tools.bench.harness import measured_process
 
 if TYPE_CHECKING:
     from edge.core.clock import Clock
@@ -67,12 +61,3 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         models[name] = {**speeds, "bf16": trains_in_bf16(AgentConfig(), model_shape(Path(path)).parameters)}
     print("memory", flush=True)
     return {"bytes_per_s": read_bytes_per_s(clock, job["seconds"]), "models": models}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(measure, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

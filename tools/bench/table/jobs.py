@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from edge.cli.allocator import LEAN_SETTINGS
 from edge.cli.allocator import SETTINGS as ALLOCATOR
-from tools.bench.harness import Part
-from tools.bench.processes import own
+from tools.bench.harness import Part, own_part
 from tools.bench.table.models import identity
 from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RATE, RANK, TARGET_RATE, RolloutLoad, Workload
 
@@ -56,7 +55,7 @@ def models_part(places: Places, shape: str, kinds: list[str], transformers: bool
     job: dict[str, Any] = {"folder": str(places.models), "shape": shape, "quantisations": kinds, "transformers": transformers}
     if source is not None:
         job |= {"source": str(source), "source_is": identity(source)}
-    return Part(f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}", own("table.models"), job)
+    return own_part("table.models", f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}", job)
 
 
 def prompts_part(places: Places, model: Path, work: Workload, source: str | None, wanted: int) -> Part:
@@ -70,7 +69,7 @@ def prompts_part(places: Places, model: Path, work: Workload, source: str | None
         "wanted": wanted,
         "items": str(items),
     }
-    return Part(f"prompts/{items.stem}", own("table.prompts"), job)
+    return own_part("table.prompts", f"prompts/{items.stem}", job)
 
 
 def agent_part(
@@ -111,7 +110,7 @@ def agent_part(
         **_common(places, key, work, threads, random_model),
     }
     allocator = LEAN_SETTINGS if lean else ALLOCATOR
-    return Part(key, own("table.agent_steps"), job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
+    return own_part("table.agent_steps", key, job, environment_of(threads, {**allocator, _AGENT_FLAG: "tuned"}))
 
 
 def trl_part(
@@ -142,19 +141,19 @@ def trl_part(
 
 def rollout_part(key: str, model: Path, load: RolloutLoad, threads: int) -> Part:
     """Our rollouts."""
-    return Part(key, own("table.rollouts"), _rollout_job(model, load, threads), environment_of(threads))
+    return own_part("table.rollouts", key, _rollout_job(model, load, threads), environment_of(threads))
 
 
 def batched_part(key: str, program: Path, model: Path, load: RolloutLoad, threads: int) -> Part:
     """llama.cpp's batched bench."""
     job = {"program": str(program), **_rollout_job(model, load, threads)}
-    return Part(key, own("table.batched_peer"), job, environment_of(threads))
+    return own_part("table.batched_peer", key, job, environment_of(threads))
 
 
 def speed_part(key: str, models: Mapping[str, Path], threads: int, seconds: float) -> Part:
     """What the machine reaches; every rate is measured for about so many seconds."""
     job = {"models": {name: str(path) for name, path in models.items()}, "threads": threads, "seconds": seconds, "form": 2}
-    return Part(key, own("table.device_speed"), job, environment_of(threads))
+    return own_part("table.device_speed", key, job, environment_of(threads))
 
 
 def mismatch_part(
@@ -184,17 +183,13 @@ def mismatch_part(
         "bf16": random,
         "threads": threads,
     }
-    return Part(key, own("table.mismatch"), job, environment_of(threads))
+    return own_part("table.mismatch", key, job, environment_of(threads))
 
 
 def install_part(places: Places, commit: str) -> Part:
     """From a clean checkout to one learned step."""
-    return Part(
-        "install/1",
-        own("table.install"),
-        {"scratch": str(places.scratch("install")), "commit": commit},
-        {"PIP_NO_CACHE_DIR": "1"},
-    )
+    job = {"scratch": str(places.scratch("install")), "commit": commit}
+    return own_part("table.install", "install/1", job, {"PIP_NO_CACHE_DIR": "1"})
 
 
 def _common(places: Places, key: str, work: Workload, threads: int, random_model: bool) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """How far the trainer's log-probabilities are from the sampler's, when it holds the file that serves and when it holds the original.
 
-    python -m tools.bench.table.mismatch JOB RESULT
-
 llama.cpp samples from the quantised file; torch scores the same ids. Figures are those of every training report: mean |Δ log p| in nats per
 token, KL, effective sample share, share of ratios above the cap.
 """
@@ -11,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tools.bench.harness import measured_process
 
 if TYPE_CHECKING:
     from edge.core.types import PromptGroup
@@ -101,12 +96,3 @@ def types_of(path: Path) -> dict[str, float]:
         counts[tensor.kind.name] = counts.get(tensor.kind.name, 0) + math.prod(tensor.shape)
     total = sum(counts.values())
     return {name: round(count / total, 4) for name, count in sorted(counts.items(), key=lambda entry: -entry[1])}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(measure, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

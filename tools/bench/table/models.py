@@ -1,7 +1,5 @@
 """The models that are measured: real shapes with random weights, and the bundled one in other forms.
 
-    python -m tools.bench.table.models JOB RESULT
-
 Knows shapes, a made-up vocabulary and how files are written; knows nothing of speeds. A random model is written once as half-precision
 GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same model. Its last
 norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
@@ -11,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.bench.harness import measured_process
+from tools.integrations.trl.bundled import hf_config, write_hf_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +39,8 @@ WEIGHT_STD = 0.02
 LOGIT_STD = 3.5
 """Standard deviation of a random model's logits; some 7 nats of entropy over Qwen2.5's vocabulary."""
 _LOOKED_AT = 1 << 20
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+"""How transformers wraps a made-up model's tokenizer.json."""
 QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
 """llama.cpp's numbers for the file types."""
 
@@ -113,15 +112,7 @@ def make_bundled(folder: Path, source: Path, quantisations: Sequence[str], trans
     for kind, file in zip(quantisations, wanted, strict=True):
         if not file.exists():
             quantise(source, file, kind)
-    peer = folder / f"{name}-transformers"
-    if transformers and not peer.exists():
-        from edge.models.gguf_reader import open_gguf
-
-        model = open_gguf(source)
-        spec = model.decoder_spec()
-        state = {name: tensor.numpy() for name, tensor in model.decoder_state(spec)}
-        write_transformers(spec, state, peer, bundled_tokenizer(source))
-    return [*wanted, *([peer] if transformers else [])]
+    return [*wanted, *([write_hf_folder(source, folder / f"{name}-hf")] if transformers else [])]
 
 
 def quantise(source: Path, target: Path, kind: str) -> None:
@@ -230,23 +221,10 @@ def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
 
 def made_up_tokenizer(size: int) -> str:
     """The same vocabulary as a tokenizer.json."""
-    tokens = made_up_tokens(size)
-    return tokenizer_json(tokens, [f"{tokens[0]} {tokens[1]}"])
-
-
-def bundled_tokenizer(source: Path) -> str:
-    """The tokenizer.json of a bundled model's file."""
-    from edge.models.gguf_reader import open_gguf
-
-    model = open_gguf(source)
-    return tokenizer_json(model.metadata("tokenizer.ggml.tokens"), model.metadata("tokenizer.ggml.merges"))
-
-
-def tokenizer_json(tokens: Sequence[str], merges: Sequence[str]) -> str:
-    """A byte-level tokenizer with the splitting pattern that both GGUF files name."""
     from tools.nano.tokenizer import tokenizer_from
 
-    return str(tokenizer_from(tokens, merges).to_str())
+    tokens = made_up_tokens(size)
+    return str(tokenizer_from(tokens, [f"{tokens[0]} {tokens[1]}"]).to_str())
 
 
 # -- for transformers ----------------------------------------------------------------------------------------------------------------
@@ -264,39 +242,14 @@ def write_transformers(spec: DecoderSpec, state: Mapping[str, NDArray[np.float32
     save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
     (draft / "config.json").write_text(json.dumps(transformers_config(spec, str(dtype).removeprefix("torch."))), encoding="utf-8")
     (draft / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    (draft / "tokenizer_config.json").write_text(json.dumps(tokenizer_config()), encoding="utf-8")
+    (draft / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG), encoding="utf-8")
     draft.replace(folder)
 
 
 def transformers_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
-    """A Qwen2 configuration of this shape. Raises ValueError for another architecture."""
-    if spec.architecture != "qwen2":
-        raise ValueError(f"only qwen2 shapes are written for transformers, not {spec.architecture}")
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": spec.width,
-        "intermediate_size": spec.ffn_width,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.context_length,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base},
-        "tie_word_embeddings": spec.tied_embeddings,
-        "hidden_act": "silu",
-        "use_sliding_window": False,
-        "torch_dtype": dtype,
-        "dtype": dtype,
-    }
-
-
-def tokenizer_config() -> dict[str, Any]:
-    """How transformers wraps the tokenizer.json."""
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    """config.json of a made-up model."""
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base}}
+    return {**hf_config(spec, dtype), **rope, "use_sliding_window": False, "torch_dtype": dtype}
 
 
 def say(text: str) -> None:
@@ -304,7 +257,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def make(job: dict[str, Any]) -> dict[str, list[str]]:
+def measure(job: dict[str, Any]) -> dict[str, list[str]]:
     """One model's files as the job says."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
@@ -312,12 +265,3 @@ def make(job: dict[str, Any]) -> dict[str, list[str]]:
     else:
         files = make_random(folder, job["shape"], kinds, peer)
     return {"files": [str(file) for file in files]}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(make, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,7 +1,5 @@
 """The prompts that both sides read: practice questions, or made-up ones of an exact length.
 
-    python -m tools.bench.table.prompts JOB RESULT
-
 Knows task files and a model's own template; samples nothing. Writes a task file for the agent, and the same prompts as text and ids for
 peers.
 """
@@ -9,14 +7,10 @@ peers.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
-
-from tools.bench.harness import measured_process
 
 if TYPE_CHECKING:
     from edge.core.types import TaskItem
@@ -64,7 +58,7 @@ def as_line(item: TaskItem) -> str:
     return json.dumps(told, ensure_ascii=False)
 
 
-def make(job: dict[str, Any]) -> dict[str, Any]:
+def measure(job: dict[str, Any]) -> dict[str, Any]:
     """The job's prompts."""
     from edge.dagrpo.prompts import prompt_messages
     from edge.inference.gguf_model import GgufModel
@@ -86,12 +80,3 @@ def make(job: dict[str, Any]) -> dict[str, Any]:
     Path(job["items"]).parent.mkdir(parents=True, exist_ok=True)
     Path(job["items"]).write_text("\n".join(map(as_line, items)) + "\n", encoding="utf-8")
     return {"prompts": prompts, "files": [job["items"]]}
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(make, paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,21 +1,17 @@
 """Our rollouts at full rows: the whole of what the backend does, prompts, sampling and bookkeeping included.
 
-    python -m tools.bench.table.rollouts JOB RESULT
-
 All responses have the same length and all prompts random ids, as in llama.cpp's own batched bench.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tools.bench.harness import measured_process
 from tools.bench.table.watch import memory_now
 
 if TYPE_CHECKING:
@@ -78,12 +74,3 @@ async def rollouts(backend: BatchedBackend, job: dict[str, Any], repeat: int) ->
         raise AssertionError(f"responses of {sorted(lengths)} tokens")
     print(f"{seconds:.2f} s", flush=True)
     return seconds
-
-
-def main(paths: Sequence[str]) -> None:
-    """The process."""
-    measured_process(lambda job: asyncio.run(measure(job)), paths)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from edge.core.errors import EdgeError
 from tools.integrations.trl.processes import MainFailed
-from tools.integrations.trl.stopping import Terminated, stopped_by_term
 
 _INTERRUPTED = 130
 _TERMINATED = 143
+_MAIN_RANK = "0"
+
+
+class Terminated(BaseException):
+    """SIGTERM came. Not an Exception, as KeyboardInterrupt is none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +108,27 @@ def _model(chosen: argparse.Namespace) -> int:
 
     print(write_hf_folder(model_file(chosen.name.removeprefix("bundled:")), chosen.folder))
     return 0
+
+
+@contextmanager
+def stopped_by_term() -> Iterator[None]:
+    """Raises Terminated in the block at the first SIGTERM; the next ones are passed over until the block has ended. Changes nothing where
+    SIGTERM is ignored, outside the main thread, and in processes other than the main one, which have nothing to sum up."""
+    alone = os.environ.get("RANK", _MAIN_RANK) == _MAIN_RANK
+    before = signal.getsignal(signal.SIGTERM)
+    if not alone or before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise Terminated
 
 
 if __name__ == "__main__":

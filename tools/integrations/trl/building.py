@@ -13,20 +13,17 @@ from edge.core.errors import UsageError
 from edge.training.learner import LoraSpec
 from edge.training.lora import lora_config
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import StepDesk
 from tools.integrations.trl.options import require_decided, require_switches
-from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.responses import reader_of
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
 from tools.integrations.trl.trainer import config_fields, keep_quiet, paper_scale
 
 
 def build_trainer(
-    config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: Processes, desk: StepDesk
+    config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: int, steps: SharedSteps
 ) -> GRPOTrainer:
     """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that TRL refuses, or cannot begin with."""
     learning = config.agent.learning
-    steps = SharedSteps(desk, processes)
     rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
     scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
     callback = DualCallback(steps, scale)
@@ -34,7 +31,7 @@ def build_trainer(
     trainer = _made(
         model=model,
         reward_funcs=[rewards.task_reward, rewards.help_cost],
-        args=grpo_config(config, processes.count),
+        args=grpo_config(config, processes),
         train_dataset=data_set,
         processing_class=tokenizer,
         callbacks=[callback],

@@ -97,8 +97,9 @@ def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: 
         partial.mkdir()
         _write_weights(model, spec, partial)
         _write_tokenizer(model, partial)
-        _write_json(partial / "config.json", _config(model, spec))
-        _write_json(partial / "generation_config.json", {"eos_token_id": _eos(model), "pad_token_id": _pad(model)})
+        ends = {"eos_token_id": _eos(model), "pad_token_id": _pad(model)}
+        _write_json(partial / "config.json", {**hf_config(spec, "float32"), **ends, "bos_token_id": None})
+        _write_json(partial / "generation_config.json", ends)
         _write_json(partial / _SOURCE, source)
         partial.replace(folder)
 
@@ -110,8 +111,9 @@ def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _config(model: GGUFModel, spec: DecoderSpec) -> dict[str, Any]:
-    config = {
+def hf_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
+    """What transformers' config.json says of a decoder. Raises KeyError for an architecture without a class of transformers here."""
+    return {
         "architectures": [_CLASSES[spec.architecture]],
         "model_type": spec.architecture,
         "vocab_size": spec.vocab_size,
@@ -127,14 +129,9 @@ def _config(model: GGUFModel, spec: DecoderSpec) -> dict[str, Any]:
         "tie_word_embeddings": spec.tied_embeddings,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        "dtype": "float32",
-        "eos_token_id": _eos(model),
-        "pad_token_id": _pad(model),
-        "bos_token_id": None,
+        "dtype": dtype,
+        **({"attention_bias": spec.qkv_bias} if spec.architecture == "llama" else {}),
     }
-    if spec.architecture == "llama":
-        config["attention_bias"] = spec.qkv_bias
-    return config
 
 
 def _write_tokenizer(model: GGUFModel, folder: Path) -> None:

@@ -27,7 +27,6 @@ from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, Ste
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
-from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import Scorer
 from tools.integrations.trl.responses import Completion, as_response
 
@@ -62,19 +61,19 @@ class TrainerNumbers:
 class StepDesk(Protocol):
     """What the main process does for a step, in this order. Steps count from 1."""
 
-    def open(self, step: int) -> float:
+    async def open(self, step: int) -> float:
         """Open it; returns λ for the whole of it. Raises EdgeError."""
         ...
 
-    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
+    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
         """Score its responses, G in a row for each prompt; at most one cloud call for each prompt."""
         ...
 
-    def close(self, step: int) -> None:
+    async def close(self, step: int) -> None:
         """Report it; the coordinator moves λ."""
         ...
 
-    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
+    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         """Keep what it came to."""
         ...
 
@@ -107,7 +106,7 @@ class _Underway:
 
 
 class Desk:
-    """The asynchronous desk; `BlockingDesk` is the one that trainers call."""
+    """The desk over a coordinator; trainers, which are not asynchronous, reach it through `SharedSteps`."""
 
     def __init__(self, roles: DeskRoles, plans: Sequence[StepPlan], phases: Sequence[int] = ()) -> None:
         """`phases`: how many steps each phase has."""
@@ -316,40 +315,3 @@ def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: Stat
 def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStarted:
     steps = phases[plan.phase] if plan.phase < len(phases) else None
     return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))
-
-
-class BlockingDesk:
-    """A StepDesk whose work happens on a loop of its own. A trainer is built with it before the desk is open; EdgeError until then."""
-
-    def __init__(self) -> None:
-        self._given: tuple[Desk, LoopThread] | None = None
-
-    def give(self, desk: Desk, loop: LoopThread) -> None:
-        """From now on, this one is asked, on its loop."""
-        self._given = desk, loop
-
-    def open(self, step: int) -> float:
-        """See StepDesk."""
-        desk, loop = self._opened
-        return loop.run(desk.open(step))
-
-    def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """See StepDesk."""
-        desk, loop = self._opened
-        return loop.run(desk.verdicts(step, completions))
-
-    def close(self, step: int) -> None:
-        """See StepDesk."""
-        desk, loop = self._opened
-        loop.run(desk.close(step))
-
-    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """See StepDesk."""
-        desk, loop = self._opened
-        loop.run(desk.write_down(step, numbers))
-
-    @property
-    def _opened(self) -> tuple[Desk, LoopThread]:
-        if self._given is None:
-            raise EdgeError("no coordinator is open in this process")
-        return self._given

@@ -7,17 +7,19 @@ clouds or ledgers, which are the desk's, nor of how responses are judged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from transformers import TrainerCallback
 
 from edge.core.errors import EdgeError
+from tools.integrations.loop_thread import LoopThread
 from tools.integrations.trl.desk import StepDesk, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.responses import Reader
 
+T = TypeVar("T")
 COST_WEIGHT = 1
 """Place of the cost in `reward_weights` = [1, -λ]."""
 WEIGHTS_AT_START = (1.0, 0.0)
@@ -25,33 +27,46 @@ WEIGHTS_AT_START = (1.0, 0.0)
 
 
 class SharedSteps:
-    """The desk of the main process, for all processes; those of the others are never asked."""
+    """The desk of the main process, for all processes, which wait for it. A trainer is built with it before the desk is open."""
 
-    def __init__(self, desk: StepDesk, processes: Processes) -> None:
-        self._desk = desk
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
+        self._desk: tuple[StepDesk, LoopThread] | None = None
         self.step = 0
+
+    def give(self, desk: StepDesk, loop: LoopThread) -> None:
+        """In the main process: from now on this desk is asked, on its loop."""
+        self._desk = desk, loop
 
     def open(self, step: int) -> float:
         """λ of the step, in every process."""
         self.step = step
-        return self._processes.from_main(lambda: self._desk.open(step))
+        return self._of_main(lambda desk: desk.open(step))
 
     def verdicts(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
         """The verdicts on this process's own responses; those of all processes are judged together."""
         own = [reader.read(position, token_ids) for position, token_ids in zip(positions, ids, strict=True)]
         everybodys = self._processes.gather(own)
-        verdicts = self._processes.from_main(lambda: self._desk.verdicts(self.step, everybodys))
+        verdicts = self._of_main(lambda desk: desk.verdicts(self.step, everybodys))
         first = self._processes.index * len(own)
         return verdicts[first : first + len(own)]
 
     def close(self, step: int) -> None:
         """Report the step."""
-        self._processes.from_main(lambda: self._desk.close(step))
+        self._of_main(lambda desk: desk.close(step))
 
     def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         """Keep what the step came to."""
-        self._processes.from_main(lambda: self._desk.write_down(step, numbers))
+        self._of_main(lambda desk: desk.write_down(step, numbers))
+
+    def _of_main(self, ask: Callable[[StepDesk], Coroutine[Any, Any, T]]) -> T:
+        def asked() -> T:
+            if self._desk is None:
+                raise EdgeError("no coordinator is open in this process")
+            desk, loop = self._desk
+            return loop.run(ask(desk))
+
+        return self._processes.from_main(asked)
 
 
 class GroupRewards:

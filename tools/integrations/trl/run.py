@@ -22,7 +22,7 @@ from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import scorer_of
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import BlockingDesk, Desk, DeskRoles, StepDesk
+from tools.integrations.trl.desk import Desk, DeskRoles
 from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
 from tools.integrations.trl.processes import AccelerateProcesses, Processes
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge.learning.run_folder import RunFolder
     from edge.state.events import StopReason
     from edge.state.folder import StateFolder
+    from tools.integrations.trl.rewards import SharedSteps
 
 _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
 
@@ -64,14 +65,17 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
     require_trl()
     from transformers.utils.logging import disable_progress_bar
 
+    from tools.integrations.trl.rewards import SharedSteps
+
     config, processes = resolved.config, AccelerateProcesses(wait_s(resolved.config))
     disable_progress_bar()
     _require_options(config, processes)
     with ExitStack() as stack:
-        main = _MainProcess(resolved, stream or sys.stderr, stack)
+        steps = SharedSteps(processes)
+        main = _MainProcess(resolved, steps, stream or sys.stderr, stack)
         processes.from_main(lambda: main.hold(fresh))
         prepared = prepare(config, processes)
-        trainer = _trainer(config, prepared, processes, main.blocking)
+        trainer = _trainer(config, prepared, processes.count, steps)
         checkpoint = processes.from_main(lambda: main.begin(prepared))
         return main.watch(lambda: _train(trainer, config, checkpoint))
 
@@ -89,7 +93,7 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
     from transformers import AutoTokenizer
 
-    from tools.integrations.trl.sources import open_mixed
+    from tools.integrations.sources import open_mixed
 
     model = processes.from_main(lambda: _model_folder(config))
     form = config.agent.model.prompt_form
@@ -105,11 +109,11 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
     return Prepared(model, tokenizer, form, plan)
 
 
-def _trainer(config: TrlConfig, prepared: Prepared, processes: Processes, desk: StepDesk) -> Any:
+def _trainer(config: TrlConfig, prepared: Prepared, processes: int, steps: SharedSteps) -> Any:
     """TRL's trainer over the desk. Raises UsageError."""
     from tools.integrations.trl.building import build_trainer
 
-    return build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, desk)
+    return build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, steps)
 
 
 def _train(trainer: Any, config: TrlConfig, checkpoint: str | None) -> None:
@@ -153,9 +157,9 @@ def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
 class _MainProcess:
     """What only the main process does: holds the folder, opens the desk, watches training. Other processes have one that does nothing."""
 
-    def __init__(self, resolved: Resolved[TrlConfig], stream: TextIO, stack: ExitStack) -> None:
+    def __init__(self, resolved: Resolved[TrlConfig], steps: SharedSteps, stream: TextIO, stack: ExitStack) -> None:
         """What is opened is closed with the stack."""
-        self.blocking = BlockingDesk()
+        self._steps = steps
         self._resolved, self._config, self._stream, self._stack = resolved, resolved.config, stream, stack
         self._held: HeldFolder | None = None
         self._open: _Open | None = None
@@ -171,7 +175,7 @@ class _MainProcess:
         with self._held.beginning(own) as start:
             self._stream.writelines(f"{line}\n" for line in start.told)
             self._open = self._opened(prepared)
-        self.blocking.give(self._open.desk, self._open.loop)
+        self._steps.give(self._open.desk, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
 
     def watch(self, train: Callable[[], None]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
-"""What became of each response, on its way from the reward workers to the driver. Knows the fields and their sums; knows nothing of
-verl.
+"""Scoring one response of verl, and what became of it on its way from the reward workers to the driver. Imports nothing of verl.
+
+verl scores the responses of a group one by one, on any of several workers. So each is judged as a group of that response alone. The call's
+key is made of run, task, step and the item's content, and what is asked is the same whoever of the group asks, so the coordinator answers
+all of them with one call, paid once.
 
 A reward worker puts `as_info` beside the score; the driver reads it back with `Outcomes.of` in the order of the batch. All values are
 numbers, so that verl averages them in its validation metrics: `acc` is joint accuracy, `cost` the assist rate.
@@ -7,15 +10,42 @@ numbers, so that verl averages them in its validation metrics: `acc` is joint ac
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edge.core.types import FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.metrics import tally
-from edge.learning.rollout import ResponseOutcome, ScoredResponse
+from edge.learning.rollout import Batch, ResponseOutcome, ScoredResponse
 from edge.rpc.client import StepUnits
+from tools.integrations.scoring import Scorer
 from tools.integrations.verl.advantages import row_advantages, usable_groups
+
+OUTSIDE_TRAINING = -1
+"""The coordinator's number for calls that belong to no learning step: validation."""
+
+
+async def score_one(
+    scorer: Scorer, item: TaskItem, text: str, *, cut: bool, task: str, task_step: int, ask_cloud: bool = True
+) -> ScoredResponse:
+    """r, c and what became of the request. `cut`: the response ended at the limit of tokens, which violates the format.
+
+    The scorer's settings must be of a group of one, without hints. `task_step` is the coordinator's number of the step, or
+    OUTSIDE_TRAINING. With `ask_cloud` False a request for help is masked.
+    """
+    response = LocalResponse(text, (), (), FinishReason.LENGTH if cut else FinishReason.EOS)
+    batch = Batch(step=max(0, task_step), task=task, task_step=task_step, items=(_by_content(item),), offline=not ask_cloud)
+    (group,), _ = await scorer.score(batch, [[response]])
+    return group.responses[0]
+
+
+def _by_content(item: TaskItem) -> TaskItem:
+    """The item under an id of its own. A judge sees one item at a time, so items of two sources that share an id would share a call."""
+    digest = hashlib.blake2b(json.dumps(asdict(item)).encode(), digest_size=4).hexdigest()
+    return replace(item, id=f"{item.id}:{digest}")
 
 
 def as_info(scored: ScoredResponse) -> dict[str, float]:

@@ -21,7 +21,7 @@ from edge.core.errors import EdgeError, UsageError
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
-from tools.integrations.trl.sources import PLUS, MixedSource
+from tools.integrations.sources import PLUS, MixedSource
 from tools.integrations.verl.rows import as_row
 
 _ROWS_PER_WRITE = 4096

@@ -16,8 +16,7 @@ from edge.core.clock import SystemClock
 from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
 from tools.integrations.scoring import Scorer, scorer_of
-from tools.integrations.verl.judge import OUTSIDE_TRAINING, score_one
-from tools.integrations.verl.outcomes import as_info
+from tools.integrations.verl.outcomes import OUTSIDE_TRAINING, as_info, score_one
 from tools.integrations.verl.rows import item_of
 from tools.integrations.verl.settings import DagrpoSettings
 

@@ -1,0 +1,176 @@
+"""A cloud LLM that costs little: OpenAI's chat completions over just enough HTTP/1.1.
+
+    python -m tools.bench.mock_cloud DELAY_S [ITEMS]
+
+Says its port in one line of JSON. Answers every request with the same completion after a constant delay; with a task file ITEMS it answers
+the questions in it, always right, which is what a peer's reward takes its cloud to be. `GET /log` gives the idempotency keys in the order
+in which requests came; a request without one is logged as "". No chunked bodies, no pipelining, no TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.bench.processes import say
+
+HEAD_END = b"\r\n\r\n"
+INPUT_TOKENS, OUTPUT_TOKENS = 180, 96
+TEXT = "The greater of the two is found by comparing each digit from the left; here the third one decides. " * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: method, headers by lower-case name, body."""
+
+    method: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A JSON body with its status, and the seconds to wait before it is sent."""
+
+    body: bytes
+    status: int = 200
+    after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class HttpServer:
+    """Serves on loopback what `handle` answers to a request on a connection."""
+
+    handle: Callable[[Request, Connection], Answer]
+    connections: set[Connection] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+
+    async def listen(self, port: int = 0) -> int:
+        """Serve on this port (0: a free one); returns it."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), "127.0.0.1", port, backlog=4096, reuse_address=True)
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    def close(self) -> None:
+        """Stop listening and cut every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.cut()
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a server."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+
+    def cut(self) -> None:
+        """Without a goodbye."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what is complete."""
+        self._buffer += data
+        while (request := self._next_request()) is not None:
+            answer = self._server.handle(request, self)
+            if answer.after_s > 0.0:
+                asyncio.get_running_loop().call_later(answer.after_s, self._send, answer)
+            else:
+                self._send(answer)
+
+    def _next_request(self) -> Request | None:
+        head, found, rest = self._buffer.partition(HEAD_END)
+        if not found:
+            return None
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        length = int(headers.get("content-length", "0"))
+        if len(rest) < length:
+            return None
+        self._buffer = rest[length:]
+        return Request(first.partition(" ")[0], headers, rest[:length])
+
+    def _send(self, answer: Answer) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            head = f"HTTP/1.1 {answer.status} X\r\nContent-Type: application/json\r\nContent-Length: {len(answer.body)}\r\n\r\n"
+            self._transport.write(head.encode("ascii") + answer.body)
+
+
+def completion(text: str = TEXT, input_tokens: int = INPUT_TOKENS, output_tokens: int = OUTPUT_TOKENS) -> bytes:
+    """The body of an answer."""
+    told = {
+        "id": "chatcmpl-bench",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "mock",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": input_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
+        },
+    }
+    return json.dumps(told).encode()
+
+
+class MockCloud:
+    """Answers and remembers. `answers`: what is right, by question."""
+
+    def __init__(self, delay_s: float, answers: Mapping[str, str] | None = None) -> None:
+        self._answer = Answer(completion(), after_s=delay_s)
+        self._answers = answers
+        self._log: list[str] = []
+
+    def handle(self, request: Request, _connection: Connection) -> Answer:
+        """The completion, or the log."""
+        if request.method == "GET":
+            return Answer(json.dumps(self._log).encode())
+        self._log.append(request.headers.get("idempotency-key", ""))
+        if self._answers is None:
+            return self._answer
+        return Answer(_right(self._answers, json.loads(request.body)["messages"][-1]["content"]), after_s=self._answer.after_s)
+
+
+def _right(answers: Mapping[str, str], asked: str) -> bytes:
+    """The answer to the question that the message contains; an empty box where it is none of them."""
+    found = next((answer for question, answer in answers.items() if question in asked), "")
+    text = f"<think>\nStep 1: known.\n</think>\n<answer>\\boxed{{{found}}}</answer>"
+    return completion(text, len(asked.split()), len(text.split()))
+
+
+async def serve(cloud: MockCloud) -> None:
+    """Serve until killed."""
+    say({"port": await HttpServer(cloud.handle).listen()})
+    await asyncio.Event().wait()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process."""
+    answers: dict[str, str] | None = None
+    if arguments[1:]:
+        lines = Path(arguments[1]).read_text(encoding="utf-8").splitlines()
+        entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
+        answers = {entry["question"]: entry["answer"] for entry in entries}
+    asyncio.run(serve(MockCloud(float(arguments[0]), answers)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
