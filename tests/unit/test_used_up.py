@@ -82,10 +82,10 @@ async def test_no_ledgers_key_reaches_who_asks(tmp_path: Path, mode: Any) -> Non
         else:
             said = (await agent.answerer.answer(request)).reason
         assert "62 of 60 calls" in said
-        assert "device[" not in said + agent.access.quotas.now("math").line
-        assert agent.access.quotas.now("math").state == "used_up"
+        assert "device[" not in said + agent.access.quotas.now("chat").line
+        assert agent.access.quotas.now("chat").state == "used_up"
         agent.access.quotas.limits_changed()
-        assert agent.access.quotas.now("math").state != "used_up"
+        assert agent.access.quotas.now("chat").state != "used_up"
 
 
 def test_a_limit_that_was_lowered_below_what_is_used_is_told_as_it_is_asked_for() -> None:
