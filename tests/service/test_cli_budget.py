@@ -103,7 +103,9 @@ def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Pat
         assert main(["whatif", "--target-rate", "10%", *place]) == 0
         assert "calls    12 of 20" in capsys.readouterr().out
         assert main(["budget", "set", "15%", *place]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {used}: another agent is using this state folder; if it was started just now, try again")
+    assert capsys.readouterr().err.startswith(
+        f"error: {used}: another agent is using this state folder; if it was started just now, try again"
+    )
 
 
 def test_a_folder_in_which_nothing_happened_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
