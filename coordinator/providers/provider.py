@@ -76,6 +76,12 @@ def short_word(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:MAX_WORD_CHARS])
 
 
+def pieces_of(text: str) -> list[str]:
+    """A text cut behind each space, as a stream would bring it; the joined pieces are the text."""
+    words = text.split(" ")
+    return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])
+
+
 def bound_by_bytes(messages: Sequence[Message], template_tokens: int = _TOKENS_OF_A_TEMPLATE) -> int:
     """An upper bound of a prompt's tokens: no tokenizer makes more tokens than bytes; templates add some to each turn."""
     texts = (turn.content.encode("utf-8", "replace") for turn in messages)

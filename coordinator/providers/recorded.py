@@ -14,9 +14,9 @@ from coordinator.providers.provider import (
     ProviderRequest,
     ProviderResult,
     bound_of_request,
+    pieces_of,
     why_not_openai,
 )
-from coordinator.providers.scripted import pieces_of
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
 
 
