@@ -1,4 +1,4 @@
-"""The role of a cloud provider: completes a conversation once. Knows nothing of budgets, devices or gRPC.
+"""The role of a cloud provider: completes a conversation once.
 
 Contract (tests/contracts/test_cloud_provider.py):
 - Every failure is a ProviderError that says whether the upstream executed the request: `executed` is False only when that is certain,

@@ -1,5 +1,5 @@
-"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. Knows when to ask its
-source; knows nothing of HTTP. The file format is edge.rpc.cassette: a cassette can be read by people and kept in a repository.
+"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. The file format is
+edge.rpc.cassette: a cassette can be read by people and kept in a repository.
 """
 
 from __future__ import annotations
