@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.ledger.accounts import amount_text
-from coordinator.service.notify import ServiceManager
+from coordinator.service.supervision import ServiceManager
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from coordinator.service.reload import Changes
     from coordinator.service.security import Security
     from coordinator.service.server import AdminSide, CoordinatorServer
-    from coordinator.service.telemetry import Observed
+    from coordinator.service.telemetry import Sources
     from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ PROVIDERS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a started coordinator tells: where it listens, its state folder, its upstreams, and where administrators connect."""
+    """A started coordinator: where it listens, its state folder, its upstreams, and where administrators connect."""
 
     addresses: tuple[str, ...]
     state_dir: Path
@@ -246,8 +246,8 @@ class Coordinator:
         await self._resources.aclose()
 
     def reload(self, config: CoordinatorConfig) -> Changes:
-        """Take limits, tasks, rates and prices of a changed configuration; tells what was taken and what needs a restart. Nothing changes
-        when it raises StateError or ConfigError. TLS files and tokens are followed without being told; here they are only tried.
+        """Take limits, tasks, rates and prices of a changed configuration; returns what was taken and what needs a restart. Nothing changes
+        when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
         from coordinator.service.reload import apply_config, changes_of, same_upstreams
 
@@ -298,28 +298,28 @@ class Coordinator:
         from coordinator.control.steps import StepController
         from coordinator.control.upkeep import Upkeep
         from coordinator.ledger.budgets import BudgetBook
-        from coordinator.service.budget_watch import BudgetBell, ring_changes
+        from coordinator.service.budget_watch import BudgetNotifier, notify_changes
         from coordinator.service.device_api import ApiTerms, DeviceApi
         from coordinator.service.reload import Changeable
         from coordinator.service.security import Security
         from coordinator.service.server import LASTING, CoordinatorServer
-        from coordinator.service.telemetry import Observation, Observed
+        from coordinator.service.telemetry import Sources, Telemetry
 
         config, service = self.config, self.config.service
-        bell = BudgetBell()
-        self._observation = watching = Observation(config, self._clock)
-        self._resources.push_async_callback(watching.aclose)
+        notifier = BudgetNotifier()
+        self._telemetry = telemetry = Telemetry(config, self._clock)
+        self._resources.push_async_callback(telemetry.aclose)
         if config.tls is not None and config.tls.note:
             log.warning("%s", config.tls.note)
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
-        store = watching.store(opened)
+        store = telemetry.store(opened)
         fleet = Fleet(store, self._clock)
-        ringer = asyncio.create_task(ring_changes(bell, store.changes(), fleet.heard), name="budget-bell")
-        self._resources.push_async_callback(_cancelled, ringer)
+        notifying = asyncio.create_task(notify_changes(notifier, store.changes(), fleet.heard), name="budget-notifier")
+        self._resources.push_async_callback(_cancelled, notifying)
         await fleet.refresh()
-        upstreams = watching.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
+        upstreams = telemetry.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
         table = UpstreamTable(upstreams, build_routes(config))
         self._resources.push_async_callback(table.aclose)
         await table.start()
@@ -334,33 +334,34 @@ class Coordinator:
             controller,
             fleet,
             _service_limits(config),
-            bell=bell,
+            notifier=notifier,
             requests=Turnstile("requests run", service.max_rpcs),
             terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
-            items=watching.items,
+            items=telemetry.items,
         )
         upkeep = Upkeep(store, book, config, self._clock, fleet)
-        self._changeable = Changeable(book, controller, limiter, table, upkeep, bell)
+        self._changeable = Changeable(book, controller, limiter, table, upkeep, notifier)
         ticking = asyncio.create_task(upkeep.run(), name="upkeep")
         self._resources.push_async_callback(_cancelled, ticking)
         admin_api = self._admin_api(opened, book, fleet, table, security)
         admin = self._admin_side(admin_api, security)
-        urls = await self._start_sides(Observed(opened, self._broker, book, table, admin_api, security.handshakes), security)
-        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, watching.wrappings(LASTING))
+        sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
+        urls = await self._start_sides(sources, security)
+        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, (telemetry.wrapping(LASTING),))
         addresses = await server.start()
         self._server = server
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
         return self.serving
 
-    async def _start_sides(self, observed: Observed, security: Security) -> tuple[str, str]:
-        """Observe, and listen on the side ports; where metrics and console are, "" for nowhere."""
-        watching = asyncio.create_task(self._observation.run(observed.store, self._manager.alive), name="observation")
-        self._resources.push_async_callback(_cancelled, watching)
-        if observed.handshakes is not None:
-            telling = asyncio.create_task(observed.handshakes.watch(), name="tls-handshakes")
-            self._resources.push_async_callback(_cancelled, telling)
+    async def _start_sides(self, sources: Sources, security: Security) -> tuple[str, str]:
+        """Measure, and listen on the side ports; where metrics and console are, "" for nowhere."""
+        measuring = asyncio.create_task(self._telemetry.run(sources.store, self._manager.alive), name="telemetry")
+        self._resources.push_async_callback(_cancelled, measuring)
+        if sources.handshakes is not None:
+            logging_failures = asyncio.create_task(sources.handshakes.run(), name="tls-handshakes")
+            self._resources.push_async_callback(_cancelled, logging_failures)
         urls: dict[str, str] = {}
-        for listen, port in self._observation.side_ports(observed, security).items():
+        for listen, port in self._telemetry.side_ports(sources, security).items():
             urls[listen] = await port.start()
             self._resources.push_async_callback(port.aclose)
         metrics = urls.get(self.config.metrics_listen or "", "")
@@ -490,7 +491,7 @@ async def serve(
         on_serving(serving)
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
-        orphaned = await _told_to_stop(signals, coordinator.drain_begun, parent_pid)
+        orphaned = await _stop_requested(signals, coordinator.drain_begun, parent_pid)
         awaited = coordinator.under_way()
         log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited and f": waiting for {awaited}")
         manager.stopping()
@@ -508,9 +509,9 @@ def _collect_rarely() -> None:
     gc.set_threshold(YOUNG_VALUES, 20, 20)
 
 
-async def _told_to_stop(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:
-    """Wait for a signal, an administrator's word or the parent's death; True for the last."""
-    from coordinator.service.parent import parent_gone
+async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:
+    """Wait for a signal, an administrator's request or the parent's death; True for the last."""
+    from coordinator.service.supervision import parent_gone
 
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(signals.get()), asyncio.create_task(drain_begun.wait())]
     if parent_pid is not None:

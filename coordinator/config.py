@@ -1,4 +1,4 @@
-"""The coordinator's configuration as data. Knows every setting, its default and its range; knows nothing of files or flags.
+"""The coordinator's configuration: every setting, its default and its range.
 
 All models are frozen and refuse unknown keys. Units are in the names: `_s` seconds, `_uusd` micro-USD, `_per_mtok` for a million tokens.
 Secrets are never written here, only where they lie: `env:NAME` or `file:/PATH`. What looks like a secret itself is refused.
@@ -594,7 +594,7 @@ class AdminConfig(Section):
 class TelemetryConfig(Section):
     """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`).
 
-    They tell devices' tasks, models, outcomes and
+    They hold devices' tasks, models, outcomes and
     amounts, and never a prompt, an answer or a key. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in the environment.
     """
 

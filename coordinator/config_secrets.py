@@ -1,4 +1,4 @@
-"""Secrets by reference. Knows `env:NAME` and `file:PATH` and how to read them; keeps no secret and puts none into a message.
+"""Secrets by reference: `env:NAME` and `file:PATH`. No secret is kept or put into a message.
 
 A configuration names a secret and never holds one: `find_plain_secret` looks for what has the form of a key, a token or a password.
 """

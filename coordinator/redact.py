@@ -1,5 +1,4 @@
-"""What must not be seen is cut out of logs and messages: keys, tokens, Authorization headers, passwords, prompts. Knows the forms in
-which they get there; knows nothing of where they come from.
+"""Secrets and prompts are cut out of logs and messages: keys, tokens, Authorization headers, passwords.
 
 Prompts have no form of their own, so two more things are done: what stands behind `content`, `text` or `prompt` in any printed value is
 cut, and the message of an exception that this project did not write is withheld, because it may quote what it failed on.
@@ -45,23 +44,23 @@ def looks_secret(text: str) -> bool:
     return any(form.search(text) for form in SECRET_FORMS)
 
 
-def told_exception(error: BaseException) -> str:
+def redacted_traceback(error: BaseException) -> str:
     """A traceback without the messages of foreign exceptions."""
-    return redacted("".join(_told(error, set()))).rstrip("\n")
+    return redacted("".join(_traceback_lines(error, set()))).rstrip("\n")
 
 
-def _told(error: BaseException, seen: set[int]) -> Iterator[str]:
+def _traceback_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     seen.add(id(error))
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None and id(before) not in seen:
-        yield from _told(before, seen)
+        yield from _traceback_lines(before, seen)
         yield "\nwhich led to:\n\n"
     yield "Traceback (most recent call last):\n"
     yield from traceback.format_tb(error.__traceback__)
     yield f"{type(error).__name__}: {error if isinstance(error, EdgeError) else WITHHELD}\n"
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
-            yield from (f"  | {line}\n" for line in "".join(_told(one, seen)).splitlines())
+            yield from (f"  | {line}\n" for line in "".join(_traceback_lines(one, seen)).splitlines())
 
 
 class RedactingFilter(logging.Filter):
@@ -80,7 +79,7 @@ class RedactingFilter(logging.Filter):
             )
         record.msg, record.args = redacted(message), ()
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = told_exception(record.exc_info[1])
+            record.exc_text = redacted_traceback(record.exc_info[1])
             record.exc_info = None
         elif record.exc_text:
             record.exc_text = redacted(record.exc_text)

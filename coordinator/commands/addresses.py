@@ -1,4 +1,4 @@
-"""Where a coordinator would listen, checked without listening. Knows addresses and what may share one; opens nothing."""
+"""Where a coordinator would listen, checked without listening."""
 
 from __future__ import annotations
 

@@ -1,18 +1,32 @@
-"""How a running coordinator is doing: whether it serves, its upstreams, open calls, what was spent today, devices seen."""
+"""What a running coordinator reports: how it is doing, its lists, whether it serves; and which devices it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.commands.admin_client import AdminClient
+from msgspec.structs import asdict as amount_asdict
+
+from coordinator.app import admin_listen_of, in_ledger
+from coordinator.commands.admin_client import AdminClient, credentials_of, required_coordinator, running_coordinator
+from coordinator.config import CoordinatorConfig
+from coordinator.control.devices import Fleet
 from coordinator.ledger.accounts import NO_AMOUNT, Amount
-from coordinator.service.admin_text import upstream_line
+from coordinator.service.admin_api import device_record
+from coordinator.service.admin_text import as_json, records_of, upstream_line
+from edge.core.clock import SystemClock
+from edge.core.errors import CoordinatorUnavailable, UsageError
 from edge.core.formatting import counted, money
+from edge.rpc.address import parse_address
+from edge.rpc.credentials import ClientCredentials
+from edge.rpc.handshake import ADMINISTRATOR
+from edge.rpc.health import is_serving, require_handshake
 from edge.rpc.v1 import admin_pb2
 
 DAY_MS = 86_400_000
+DEVICE_SERVICE = "edge.rpc.v1.DeviceService"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +43,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON object."""
-        spent = self.spent_today
-        told = {name: value for name, value in asdict(self).items() if name not in ("spent_today", "upstreams")}
-        return {**told, "upstreams": list(self.upstreams), "spent_today": {**_amount_json(spent)}}
+        return {**asdict(self), "upstreams": list(self.upstreams), "spent_today": amount_asdict(self.spent_today)}
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -44,16 +56,15 @@ class Status:
 
 
 def status_of(client: AdminClient, now: float) -> Status:
-    """As a running coordinator tells it. Raises CoordinatorError."""
+    """As a running coordinator reports it. Raises CoordinatorError."""
     today_ms = int(now * 1000) // DAY_MS * DAY_MS
     upstreams = client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest())
-    prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
     pages = client.pages("ListDevices", admin_pb2.ListDevicesRequest())
     devices: Sequence[Any] = [device for page in pages for device in page.devices]
     return Status(
         serving=not upstreams.draining,
         open_calls=upstreams.in_flight,
-        upstreams=tuple(upstream_line(upstream, prices.get(upstream.alias)) for upstream in upstreams.upstreams),
+        upstreams=tuple(line for _, line in with_prices(client, upstreams.upstreams)),
         spent_today=spent_since(client, today_ms),
         devices=len(devices),
         devices_today=sum(device.last_seen_ms >= today_ms for device in devices),
@@ -86,5 +97,52 @@ def _last_before(client: AdminClient, since_ms: int) -> int:
     return before
 
 
-def _amount_json(amount: Amount) -> dict[str, int]:
-    return {"calls": amount.calls, "tokens": amount.tokens, "uusd": amount.uusd}
+def listed(
+    config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every record of a running coordinator's list, as JSON and as a line, page by page. Raises CoordinatorError."""
+    with required_coordinator(config) as client:
+        for reply in client.pages(method, request):
+            yield from ((as_json(record), line(record)) for record in records_of(reply))
+
+
+def with_prices(client: AdminClient, upstreams: Iterable[admin_pb2.UpstreamRecord]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Upstreams with their prices, as JSON and as a line. Raises CoordinatorError."""
+    prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
+    for upstream in upstreams:
+        price = prices.get(upstream.alias)
+        yield {**as_json(upstream), "price": None if price is None else as_json(price)}, upstream_line(upstream, price)
+
+
+def set_disabled(config: CoordinatorConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:
+    """Disable or enable a device, by a running coordinator or in the ledger itself where none runs. Raises CoordinatorError, StateError."""
+    with running_coordinator(config) as client:
+        if client is not None:
+            request = admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
+            record: admin_pb2.DeviceRecord = client.ask("SetDeviceDisabled", request).device
+            return record
+    return device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
+
+
+def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: float) -> str:
+    """The address that answered SERVING. Raises CoordinatorUnavailable, or UsageError when nothing local can be asked."""
+    asked = address or config.admin.address or _local_address(config)
+    credentials = ClientCredentials() if parse_address(asked).path else credentials_of(config)
+
+    async def ask() -> None:
+        if not await is_serving(asked, timeout_s, service=DEVICE_SERVICE, credentials=credentials):
+            await require_handshake(asked, timeout_s, credentials, ADMINISTRATOR)
+            raise CoordinatorUnavailable(f"NOT_SERVING: no coordinator takes work on {asked}", hint="look at its log")
+
+    asyncio.run(ask())
+    return asked
+
+
+def _local_address(config: CoordinatorConfig) -> str:
+    """Where a health check can connect without a credential: a Unix socket, or a loopback port without TLS. Raises UsageError."""
+    listening = [*admin_listen_of(config), *config.listen]
+    sockets = [each for each in listening if parse_address(each).path]
+    ports = [each for each in listening if config.tls is None and parse_address(each).is_local]
+    for each in (*sockets, *ports):
+        return each
+    raise UsageError("nothing listens locally without TLS", hint="give the address, or a Unix socket in admin_listen")

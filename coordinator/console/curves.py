@@ -1,7 +1,7 @@
-"""λ, assist rate and spend over time, folded from the journal. Knows journal entries; knows nothing of HTTP or of who looks.
+"""λ, assist rate and spend over time, folded from the journal.
 
-The journal is followed only when somebody looks, from at most BACKLOG entries before its end, so that a long history costs a page of the
-store's time now and then and no memory. It tells the whole fleet, also what other replicas did, of the TASKS_KEPT tasks that closed a
+The journal is followed only when somebody asks, from at most BACKLOG entries before its end, so that a long history costs a page of the
+store's time now and then and no memory. It covers the whole fleet, also what other replicas did, of the TASKS_KEPT tasks that closed a
 step last.
 """
 
@@ -17,7 +17,7 @@ from coordinator.ledger.journal import JournalEntry
 
 BACKLOG = 100_000
 PAGE = 500
-PAGES_A_LOOK = 40
+PAGES_PER_READ = 40
 CLOSINGS_KEPT = 4000
 TASKS_KEPT = 64
 TARGETS_KEPT = 10_000
@@ -55,11 +55,11 @@ class Curves:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def catch_up(self) -> bool:
-        """Read what is new, at most PAGES_A_LOOK pages; False when more is left for the next look."""
+        """Read what is new, at most PAGES_PER_READ pages; False when more is left for the next time."""
         async with self._reading:
             if self._after < 0:
                 self._after = max(0, await journal_end(self.read) - BACKLOG)
-            for _ in range(PAGES_A_LOOK):
+            for _ in range(PAGES_PER_READ):
                 entries = await self.read(self._after, PAGE)
                 for entry in entries:
                     self._fold(entry)

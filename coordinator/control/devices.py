@@ -1,4 +1,4 @@
-"""The devices. Knows who calls, when each was last seen and who is shut out; knows nothing of budgets or credentials (auth.py does).
+"""The devices: who calls, when each was last seen and who is disabled.
 
 Without a credential identity is taken on trust, and only from this machine: a Unix socket or loopback connection is the device `local`, or
 the one it names in its `device-id` metadata.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
-from coordinator.config import ANY_TASK, TaskConfig
-from coordinator.ledger.accounts import Amount, DeviceRow, price_key
+from coordinator.ledger.accounts import DeviceRow
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import device_disabled
 from edge.core.clock import Clock
@@ -122,30 +119,3 @@ class Fleet:
 def _device(row: DeviceRow, seen: float = 0.0) -> Device:
     last = max(row.last_seen_ms / 1000, seen)
     return Device(row.device, row.agent_version, row.tasks, row.first_seen_ms / 1000, last, row.disabled)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskListing:
-    """A task label with its terms, and how it stands over all devices. `dual` is the fleet's λ where it is shared by all, else None."""
-
-    task: str
-    terms: TaskConfig
-    devices: int
-    steps: int
-    charged: Amount
-    dual: float | None
-
-
-async def list_tasks(store: LedgerStore, tasks: Mapping[str, TaskConfig]) -> tuple[TaskListing, ...]:
-    """The configured labels and those that devices work on, by name; labels without terms of their own have those of ANY_TASK."""
-    rows, prices = await store.list_tasks(), {row.key: row.dual for row in await store.list_prices()}
-    known = {row.task for row in rows if tasks.get(row.task, tasks.get(ANY_TASK)) is not None}
-    listings = []
-    for label in sorted(known | tasks.keys()):
-        terms = tasks.get(label) or tasks[ANY_TASK]
-        mine = [row for row in rows if row.task == label]
-        charged = reduce(Amount.plus, (row.charged for row in mine), Amount())
-        fleet_wide = terms.dual_scope in ("fleet", "fleet_all")
-        dual = prices.get(price_key(terms.dual_scope, "", label), terms.dual_init) if fleet_wide else None
-        listings.append(TaskListing(label, terms, len(mine), sum(row.next_step for row in mine), charged, dual))
-    return tuple(listings)

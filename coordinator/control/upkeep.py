@@ -1,4 +1,4 @@
-"""Regular upkeep of a running coordinator: lease sweep, changed limits, old answers, who was seen. Knows when; knows nothing of how."""
+"""Regular upkeep of a running coordinator: lease sweep, changed limits, old answers, who was seen."""
 
 from __future__ import annotations
 

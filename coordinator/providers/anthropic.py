@@ -1,33 +1,34 @@
-"""Anthropic's Messages API. Knows that dialect and what its failures mean; knows nothing of budgets. How requests travel is in `http`.
+"""Anthropic's Messages API and what its failures mean. How requests travel is in `http`.
 
 A stream may report an error after it has begun: then the model was perhaps at work, and money follows. Whether status 529 (overloaded) is
-such a doubt or a refusal is for the operator to say, since the API promises neither.
+such a doubt or a refusal is the operator's setting, since the API promises neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
-from coordinator.providers.anthropic_tools import NotSayable, said_to_anthropic
 from coordinator.providers.anthropic_wire import (
     AnthropicWireError,
-    Event,
     Message,
     MessageStream,
+    NotTranslatable,
     decode_event,
     decode_message,
     error_word,
     request_body,
     result_of,
+    translated,
     usage_of,
 )
-from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
+from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
-from coordinator.providers.sse import SseLines
 
+Decoded = TypeVar("Decoded")
 API_VERSION = "2023-06-01"
 DEFAULT_BASE_URL = "https://api.anthropic.com/v1"
 _SYSTEM_PREAMBLE_TOKENS = 1024
@@ -75,8 +76,8 @@ class AnthropicProvider:
     def why_not_openai(self, openai_json: str) -> str:
         """What of it this API has no word for."""
         try:
-            said_to_anthropic(openai_json)
-        except NotSayable as error:
+            translated(openai_json)
+        except NotTranslatable as error:
             return str(error)
         return ""
 
@@ -84,7 +85,7 @@ class AnthropicProvider:
         """Complete once. Raises ProviderError."""
         reply = await self._ask(request, streamed=False)
         try:
-            message = _decoded_message(await reply.whole())
+            message = _decoded(decode_message, await reply.whole())
         finally:
             reply.close()
         try:
@@ -99,7 +100,7 @@ class AnthropicProvider:
         try:
             while not answer.done and (chunk := await reply.piece()):
                 for data in lines.feed(chunk):
-                    if text := answer.add(_decoded_event(data)):
+                    if text := answer.add(_decoded(decode_event, data)):
                         yield ProviderDelta(text)
             result = answer.result()
         except AnthropicWireError as error:
@@ -115,7 +116,7 @@ class AnthropicProvider:
     async def _ask(self, request: ProviderRequest, *, streamed: bool) -> Reply:
         try:
             body = request_body(request, streamed=streamed)
-        except NotSayable as error:
+        except NotTranslatable as error:
             raise ProviderError(str(error), kind="bad_request", executed=False) from error
         try:
             return await self._http.post(body, request)
@@ -125,16 +126,9 @@ class AnthropicProvider:
             raise
 
 
-def _decoded_message(data: bytes) -> Message:
+def _decoded(decode: Callable[[bytes], Decoded], data: bytes) -> Decoded:
     try:
-        return decode_message(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _garbage("the upstream's answer is not what it should be") from error
-
-
-def _decoded_event(data: bytes) -> Event:
-    try:
-        return decode_event(data)
+        return decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _garbage("the upstream's answer is not what it should be") from error
 

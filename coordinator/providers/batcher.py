@@ -1,4 +1,4 @@
-"""Continuous batching over one llama.cpp context. Knows rows, decode calls and sampling; knows nothing of asyncio, budgets or templates.
+"""Continuous batching over one llama.cpp context.
 
 Each conversation is decoded into its own row by itself, then all rows go on together, one token each per decode call. An answer does not
 depend on its company: rows have separate key/value streams, prompts are never mixed, and at least two rows are decoded at a time, since a
@@ -41,14 +41,14 @@ class Stage(Enum):
 class Generation:
     """One answer to be decoded: prompt ids, limits and randomness, and what came of it.
 
-    `told` is called on the engine's thread after each token of a streamed generation and at the end of any.
+    `report` is called on the engine's thread after each token of a streamed generation and at the end of any.
     """
 
     prompt_ids: Sequence[int]
     max_tokens: int
     temperature: float
     random: Random
-    told: Callable[[Generation], None]
+    report: Callable[[Generation], None]
     streamed: bool = False
     text: bytearray = field(default_factory=bytearray)
     output_tokens: int = 0
@@ -56,17 +56,17 @@ class Generation:
     error: Exception | None = None
     stage: Stage = Stage.QUEUED
     cancelled: bool = False
-    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self) -> bool:
         """Begin; False when it was cancelled while it waited."""
-        with self._guard:
+        with self._lock:
             self.stage = Stage.OVER if self.cancelled else Stage.RUNNING
             return not self.cancelled
 
     def cancel(self) -> bool:
         """Give it up, from any thread; True when it had not begun, so that nothing was executed."""
-        with self._guard:
+        with self._lock:
             self.cancelled = True
             return self.stage is Stage.QUEUED
 
@@ -182,13 +182,13 @@ class RowBatcher:
         if generation.output_tokens >= generation.max_tokens or row.position + 1 >= self.context_tokens:
             self._end(index, row, "length")
         elif generation.streamed:
-            generation.told(generation)
+            generation.report(generation)
 
     def _end(self, index: int, row: _Row, finish: str) -> None:
         self._rows[index] = None
         row.generation.finish = finish
         row.generation.stage = Stage.OVER
-        row.generation.told(row.generation)
+        row.generation.report(row.generation)
 
 
 class _Batch:

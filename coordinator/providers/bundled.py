@@ -1,4 +1,4 @@
-"""The bundled cloud LLM: a GGUF model decoded in this process. Knows threads, deadlines and token usage; knows nothing of budgets.
+"""The bundled cloud LLM: a GGUF model decoded in this process.
 
 One owned thread decodes; calls in flight share its decode batches. At temperature 0 an answer depends on the conversation alone; above it,
 also on the idempotency key, which seeds the draw.
@@ -140,14 +140,14 @@ class _Engine:
         ids = self._prompt_ids(request)
         loop = asyncio.get_running_loop()
 
-        def told(_: Any) -> None:
+        def report(_: Any) -> None:
             try:
                 loop.call_soon_threadsafe(notify)
             except RuntimeError:  # the caller's loop is closed: nobody waits any more
                 generation.cancelled = True
 
         random = random_stream(seed, "bundled", request.idempotency_key)
-        generation = Generation(ids, request.max_output_tokens, request.temperature, random, told, streamed)
+        generation = Generation(ids, request.max_output_tokens, request.temperature, random, report, streamed)
         self._queue.put(generation)
         return generation
 
@@ -227,7 +227,7 @@ class _Engine:
             generation = self._queue.get()
             if generation is not None and generation.claim():
                 generation.error, generation.finish = _closed(executed=False), "error"
-                generation.told(generation)
+                generation.report(generation)
 
 
 async def _news_until(news: asyncio.Event, end: float, generation: Generation) -> None:

@@ -1,5 +1,4 @@
-"""A chat model in a GGUF file: weights, vocabulary and chat template. Knows llama.cpp's loader and tokenizer, and jinja2; knows nothing of
-decoding or of requests.
+"""A chat model in a GGUF file: weights, vocabulary and chat template.
 
 Only the template may write control tokens: messages stand in the rendered text as placeholders, so that whatever a message contains is
 tokenised as plain text.

@@ -1,5 +1,4 @@
-"""One POST to an upstream, and its body as it comes. Knows HTTP, deadlines, sizes, keys and what a failure says about execution; knows
-nothing of what is asked or answered.
+"""One POST to an upstream, and its body as it comes: deadlines, sizes, keys, and what a failure says about execution.
 
 One total deadline holds over connecting, waiting and trickling keep-alive bytes. A request is sent once: no retry, no redirect, no cookie,
 no proxy from the environment. Keys and bodies reach no log and no error message.
@@ -13,7 +12,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
@@ -178,8 +177,8 @@ class Reply:
     @property
     def media_type(self) -> str:
         """What the response says that its body is, such as `application/json`; what is no media type at all is not repeated."""
-        told = self._headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        return told if _MEDIA_TYPE.fullmatch(told) else "no known media type"
+        found = self._headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return found if _MEDIA_TYPE.fullmatch(found) else "no known media type"
 
     async def whole(self) -> bytes:
         """The rest of the body, by its end. Raises ProviderError."""
@@ -205,6 +204,26 @@ class Reply:
     def close(self) -> None:
         """Give the connection back when the body was read to its end, else close it."""
         self._pool.give_back(self._connection)
+
+
+class SseLines:
+    """Splits an event stream into the data of its events; `done` after `[DONE]`."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The data lines that this chunk completes; comments and other fields are skipped."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            field, _, value = line.rstrip(b"\r").partition(b":")
+            if field != b"data" or self.done:
+                continue
+            if value.strip() == b"[DONE]":
+                self.done = True
+            else:
+                yield value.strip()
 
 
 def _key_hint(key: ApiKey | None) -> str:

@@ -1,5 +1,5 @@
-"""Any server that speaks OpenAI's chat completions (OpenAI, DeepSeek, vLLM, llama.cpp server, LiteLLM). Knows that dialect; knows nothing
-of budgets. How requests travel and what a failure means is in `http`.
+"""Any server that speaks OpenAI's chat completions (OpenAI, DeepSeek, vLLM, llama.cpp server, LiteLLM). How requests travel and what a
+failure means is in `http`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, endpoint_url
-from coordinator.providers.openai_wire import Answer, WireError, decode_answer, request_body, result_of, usage_of
+from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
+from coordinator.providers.openai_wire import (
+    Answer,
+    WireError,
+    decode_answer,
+    reported_error,
+    request_body,
+    result_of,
+    usage_of,
+)
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
-from coordinator.providers.reported import reported_error
-from coordinator.providers.sse import SseLines
 
 JSON, EVENTS = "application/json", "text/event-stream"
 UNREADABLE = "its JSON cannot be read"
@@ -113,9 +119,9 @@ def _wanted(reply: Reply, media_type: str) -> str:
 
 def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_far: Answer | None = None) -> Answer:
     """An answer or an event of one. Raises ProviderError, where the upstream reports an error in its own words."""
-    told = reported_error(data, (message.content for message in request.messages))
-    if told is not None:
-        raise _garbage(f"the upstream reported an error in its answer{told and f': {told}'}", so_far or Answer())
+    words = reported_error(data, (message.content for message in request.messages))
+    if words is not None:
+        raise _garbage(f"the upstream reported an error in its answer{words and f': {words}'}", so_far or Answer())
     try:
         return decode_answer(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,18 +1,28 @@
-"""OpenAI's chat-completions JSON, whole or as the events of a stream. Knows the fields that we read; knows nothing of HTTP.
+"""OpenAI's chat-completions JSON, whole or as the events of a stream, and the errors that an upstream reports in it.
 
-Fields that we do not read are skipped, so that every dialect passes; what we read must have its type.
+Fields that we do not read are skipped, so that every dialect passes; what we read must have its type. An upstream's words for an error go
+into a log and to a device, so what may be private stays out: secrets, words that look like keys or ids, and a message that quotes the
+prompt. Then the error's code or type is reported alone.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from coordinator.providers.provider import ProviderRequest, ProviderResult, openai_parts, short_word
+from edge.core.secret_forms import CUT, without_secrets
 from edge.core.types import TokenUsage
 
 _MOST_TOKENS = 2**53
+_MAY_REPORT = b"error"
+_KEY_LIKE = re.compile(r"(?=\S*\d)[^\s,;:()]{8,}|(?:sk|pk|key|token)[-_][^\s,;:()]{3,}|[^\s,;:()]{24,}")
+_WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{1,39}|[1-5]\d\d")
+_QUOTED_CHARS = 16
+"""A message that has so many characters in a row from the prompt quotes it."""
 
 
 class WireError(ValueError):
@@ -47,8 +57,8 @@ class Text(msgspec.Struct):
     def beyond_text(self) -> str:
         """JSON text of what there is besides the content, "" for nothing."""
         calls = [{name: value for name, value in call.items() if name != "index"} for call in self.tool_calls or ()]
-        told = {"tool_calls": calls, "refusal": self.refusal}
-        found = {name: value for name, value in told.items() if value}
+        parts = {"tool_calls": calls, "refusal": self.refusal}
+        found = {name: value for name, value in parts.items() if value}
         return _encoder.encode(found).decode() if found else ""
 
 
@@ -160,3 +170,50 @@ def result_of(answer: Answer) -> ProviderResult:
         raise WireError("the upstream's answer is empty and says nothing of its cost")
     words = (short_word(answer.id or ""), short_word(choice.finish_reason))
     return ProviderResult(message.content or "", usage, *words, beyond_text)
+
+
+class _Report(msgspec.Struct):
+    error: Any = None
+    object: Any = None
+    message: Any = None
+    code: Any = None
+    type: Any = None
+
+
+_report_decoder = msgspec.json.Decoder(_Report)
+
+
+def reported_error(data: bytes | bytearray, prompts: Iterable[str]) -> str | None:
+    """The upstream's words for an error that this JSON reports ("": it has none that may be repeated); None where it reports none."""
+    if _MAY_REPORT not in data:
+        return None
+    try:
+        report = _report_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if report.object == "error":
+        return _words({"message": report.message, "code": report.code, "type": report.type}, prompts)
+    return None if report.error is None else _words(report.error, prompts)
+
+
+def _words(error: Any, prompts: Iterable[str]) -> str:
+    fields = error if isinstance(error, dict) else {"message": error}
+    names = [str(fields.get(name)) for name in ("code", "type") if isinstance(fields.get(name), str | int)]
+    word = next((name for name in names if _WORD.fullmatch(name)), "")
+    message = _message(fields.get("message"), prompts)
+    return f"{word}: {message}" if word and message else word or message
+
+
+def _message(message: Any, prompts: Iterable[str]) -> str:
+    if not isinstance(message, str):
+        return ""
+    line = " ".join(message.split())
+    if any(_quotes(line, " ".join(prompt.split())) for prompt in prompts):
+        return ""
+    return short_word(_KEY_LIKE.sub(CUT, without_secrets(line)))
+
+
+def _quotes(line: str, prompt: str) -> bool:
+    """Whether a line has a part of a prompt; all of a short one."""
+    length = min(_QUOTED_CHARS, len(prompt))
+    return length > 0 and any(line[start : start + length] in prompt for start in range(len(line) - length + 1))

@@ -1,4 +1,4 @@
-"""The role of a cloud provider: completes a conversation once. Knows nothing of budgets, devices or gRPC.
+"""The role of a cloud provider: completes a conversation once.
 
 Contract (tests/contracts/test_cloud_provider.py):
 - Every failure is a ProviderError that says whether the upstream executed the request: `executed` is False only when that is certain,
@@ -74,6 +74,12 @@ _parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def short_word(text: str) -> str:
     """An upstream's own id or word, cut to what is worth keeping: the journal keeps it for ever."""
     return "".join(char if char.isprintable() else "?" for char in text[:MAX_WORD_CHARS])
+
+
+def pieces_of(text: str) -> list[str]:
+    """A text cut behind each space, as a stream would bring it; the joined pieces are the text."""
+    words = text.split(" ")
+    return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])
 
 
 def bound_by_bytes(messages: Sequence[Message], template_tokens: int = _TOKENS_OF_A_TEMPLATE) -> int:

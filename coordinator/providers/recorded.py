@@ -1,5 +1,5 @@
-"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. Knows when to ask its
-source; knows nothing of HTTP. The file format is edge.rpc.cassette: a cassette can be read by people and kept in a repository.
+"""Cassettes: answers of another provider, recorded once and replayed without keys, network or cost. The file format is
+edge.rpc.cassette: a cassette can be read by people and kept in a repository.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from coordinator.providers.provider import (
     ProviderRequest,
     ProviderResult,
     bound_of_request,
+    pieces_of,
     why_not_openai,
 )
-from coordinator.providers.scripted import pieces_of
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
 
 

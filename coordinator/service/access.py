@@ -1,8 +1,8 @@
-"""The guard before every handler: a wrapping that authenticates, authorizes and notes who calls. Knows gRPC; decides nothing itself.
+"""What stands before every handler: it authenticates and authorizes the caller.
 
 Every method of every service passes here, also those registered later; only the health check and what does not exist are open. A message
-of a stream is held to the caller's tasks like a single request. What was shown at the beginning of a stream is held to its end and epoch
-again at each message read and, where a stream tells until it is closed, at each telling; the answer of one call is given whole.
+of a stream is held to the caller's tasks like a single request. A credential shown at the beginning of a stream is checked against its end
+and epoch again at each message read and, where a stream stays open, at each message sent; the answer of one call is given whole.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from google.protobuf.message import Message
 
 from coordinator.service.authentication import Authenticator, CallFacts, Identity, authorize, needs_identity
 from coordinator.service.handlers import Wrapping
-from coordinator.service.handshakes import Handshakes
-from coordinator.service.methods import is_unknown
+from coordinator.service.methods import abort, is_unknown
+from coordinator.service.tls import Handshakes
 from coordinator.service.tokens import Tokens
 from edge.core.errors import CoordinatorError
-from edge.rpc.errors import row_for, to_status, trailing_metadata
 from edge.rpc.v1 import credential_pb2, credential_pb2_grpc
 
 AUTHORIZATION_KEY = "authorization"
 DEVICE_ID_KEY = "device-id"
-TELLING = frozenset({"WatchBudget", "ReadJournal"})
+STAYING_OPEN = frozenset({"WatchBudget", "ReadJournal"})
 Held = Callable[["Identity | None", Any], Any]
 _IDENTITY: ContextVar[Identity] = ContextVar("identity")
 
 
 def identity_of_call() -> Identity:
-    """Who makes the call that runs now. Raises LookupError outside a guarded call, so that a forgotten guard lets nobody in."""
+    """Who makes the call that runs now. Raises LookupError outside an authenticated call, so that a forgotten check lets nobody in."""
     return _IDENTITY.get()
 
 
@@ -58,14 +57,7 @@ def facts_of(context: Any, *, tls: bool = True) -> CallFacts:
     )
 
 
-async def refuse(context: Any, error: CoordinatorError) -> NoReturn:
-    """End a call with a typed error's status."""
-    status = to_status(error)
-    await context.abort(row_for(error).code, status.message, trailing_metadata(status))
-    raise AssertionError("abort raises")
-
-
-class Guard(Wrapping):
+class AuthenticatedRpcs(Wrapping):
     """Wraps every handler of a server."""
 
     def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None, *, tls: bool = True) -> None:
@@ -93,36 +85,37 @@ class Guard(Wrapping):
         """One reply."""
         service, held = _service_of(method), self._held(reads_stream)
 
-        async def guarded(request: Any, context: Any) -> Any:
+        async def authenticated(request: Any, context: Any) -> Any:
             try:
                 request = held(self.admit(service, context), request)
             except CoordinatorError as error:
-                await refuse(context, error)
+                await abort(context, error)
             return await inner(request, context)
 
-        return guarded
+        return authenticated
 
     def streaming(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
         """A stream of replies."""
-        service, held, tells = _service_of(method), self._held(reads_stream), method.rpartition("/")[2] in TELLING
+        service, held = _service_of(method), self._held(reads_stream)
+        stays_open = method.rpartition("/")[2] in STAYING_OPEN
 
-        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        async def authenticated(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
                 identity = self.admit(service, context)
                 request = held(identity, request)
             except CoordinatorError as error:
-                await refuse(context, error)
+                await abort(context, error)
             replies = inner(request, context)
             if not hasattr(replies, "__aiter__"):
                 await replies
                 return
             async with aclosing(replies):
                 async for reply in replies:
-                    if tells:
+                    if stays_open:
                         await self._refuse_unless_current(identity, context)
                     yield reply
 
-        return guarded
+        return authenticated
 
     def _held(self, reads_stream: bool) -> Held:
         return self._stream_held if reads_stream else _held_to_tasks
@@ -131,7 +124,7 @@ class Guard(Wrapping):
         try:
             self._require_current(identity)
         except CoordinatorError as error:
-            await refuse(context, error)
+            await abort(context, error)
 
     def _require_current(self, identity: Identity | None) -> None:
         if identity is not None:
@@ -203,5 +196,5 @@ class CredentialServicer(credential_pb2_grpc.CredentialServiceServicer):
         try:
             token = self._authenticator.renewed_token(identity_of_call())
         except CoordinatorError as error:
-            await refuse(context, error)
+            await abort(context, error)
         return credential_pb2.RefreshTokenResponse(token=token, life_s=self._life_s)

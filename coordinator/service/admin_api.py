@@ -1,6 +1,6 @@
-"""The AdminService's handlers: request message -> response message. Knows what operators ask; knows nothing of sockets or gRPC contexts.
+"""The AdminService's handlers: request message -> response message, without sockets or gRPC contexts.
 
-Nothing here tells prompts, answers or keys. Lists are read page by page, so that a long ledger holds up no call for long.
+No reply holds prompts, answers or keys. Lists are read page by page, so that a long ledger holds up no call for long.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class AdminApi:
         return admin_pb2.VerifyLedgerResponse(**report.to_json())
 
     async def drain(self, request: admin_pb2.DrainRequest, caller: Administrator) -> admin_pb2.DrainResponse:
-        """Begin to stop; what is under way now is told."""
+        """Begin to stop; returns what is under way now."""
         grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
         if grace_s is not None and not 0.0 <= grace_s <= MAX_GRACE_S:
             raise InvalidRequest("grace cannot be negative or longer than a day")
@@ -236,11 +236,11 @@ def _cut(
     key: Callable[[T], tuple[str, ...]],
     after: tuple[str, ...],
     size: int,
-    told: Callable[[T], Record],
+    encode: Callable[[T], Record],
 ) -> tuple[list[Record], str]:
-    """The page after a key of rows sorted by it, as they are told, and the token of the next page."""
+    """The page after a key of rows sorted by it, encoded, and the token of the next page."""
     left = [row for row in rows if key(row) > after]
-    page = _fitting(map(told, left[:size]))
+    page = _fitting(map(encode, left[:size]))
     return page, _token(*key(left[len(page) - 1])) if len(left) > len(page) else ""
 
 
@@ -344,7 +344,7 @@ def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
 
 
 def device_record(device: Device) -> admin_pb2.DeviceRecord:
-    """A device as it is told."""
+    """A device for the wire."""
     return admin_pb2.DeviceRecord(
         device=device.device_id,
         agent_version=device.agent_version[:MAX_VERSION_CHARS],

@@ -1,4 +1,4 @@
-"""What the AdminService lists, for people and as JSON. Knows records; knows nothing of where they come from."""
+"""What the AdminService lists, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LISTABLE = tuple(progress for progress in CallProgress if progress is not CallP
 
 def as_json(record: Any) -> dict[str, Any]:
     """A record under its fields' own names; states as words, numbers as numbers."""
-    told = MessageToDict(record, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return {name: _plain(record, name, value) for name, value in told.items()}
+    fields = MessageToDict(record, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {name: _plain(record, name, value) for name, value in fields.items()}
 
 
 def records_of(reply: Any) -> Sequence[Any]:
@@ -58,8 +58,8 @@ def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceReco
 
 
 def _breaker_text(state: str) -> str:
-    told = {"open": ", breaker open: it failed and is not asked now", "half_open": ", breaker half open: one call tries it"}
-    return told.get(state, ", breaker closed")
+    texts = {"open": ", breaker open: it failed and is not asked now", "half_open": ", breaker half open: one call tries it"}
+    return texts.get(state, ", breaker closed")
 
 
 def call_state_of(word: str | None) -> call_pb2.CallState:

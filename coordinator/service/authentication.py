@@ -1,4 +1,4 @@
-"""Who calls, and what the caller may do. Knows roles, credentials and the facts of a connection; knows nothing of gRPC objects.
+"""Who calls, and what the caller may do: roles, credentials and the facts of a connection, without gRPC objects.
 
 `Authenticator.authenticate(CallFacts) -> Identity` decides from the strongest thing shown:
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from coordinator.control.devices import LOCAL_PEERS, identify
-from coordinator.service.pki import CertificateFacts, Holder, certificate_facts, parse_holder
+from coordinator.service.pki import Holder, certificate_facts, parse_holder
 from coordinator.service.tokens import Claims, Tokens
 from edge.core.clock import Clock
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
@@ -38,7 +38,6 @@ SERVICES_OF_ROLE: Mapping[str, frozenset[str]] = {
     "metrics": frozenset(),
 }
 MAX_REMEMBERED = 4096
-T = TypeVar("T")
 BEARER = "bearer "
 
 
@@ -147,7 +146,6 @@ class Authenticator:
         self._local_role = local_role
         self._tokens_only = tokens_only
         self._allow_remote = allow_remote
-        self._certificates: OrderedDict[bytes, CertificateFacts] = OrderedDict()
         self._identities: OrderedDict[CallFacts, Identity] = OrderedDict()
 
     def authenticate(self, facts: CallFacts) -> Identity:
@@ -175,11 +173,8 @@ class Authenticator:
             return self._uncredentialed(facts)
         if token and not self._tokens.is_known(token):
             self._limiter.require_patience(facts.peer)
-        return self._counting_failures(facts, lambda: self._credentialed(facts, token))
-
-    def _counting_failures(self, facts: CallFacts, check: Callable[[], T]) -> T:
         try:
-            return check()
+            return self._credentialed(facts, token)
         except Unauthenticated as error:
             self._note_failure(facts, error)
             raise
@@ -257,7 +252,10 @@ class Authenticator:
 
     def _certificate_of(self, pem: bytes) -> ShownCertificate:
         """The certificate's chain was verified by TLS when the connection began; its end, holder and epoch are checked at every call."""
-        facts = self._facts_of_certificate(pem)
+        try:
+            facts = certificate_facts(pem)
+        except ValueError as error:
+            raise Unauthenticated("the certificate cannot be read", metadata={"cause": "MALFORMED"}) from error
         holder = parse_holder(facts.uris[0]) if len(facts.uris) == 1 else None
         if holder is None:
             raise Unauthenticated("the certificate names no device of this fleet", metadata={"cause": "MALFORMED"})
@@ -269,17 +267,6 @@ class Authenticator:
         if not shown.not_before <= self._clock.now() < shown.not_after:
             raise Unauthenticated("the certificate has expired", metadata={"cause": "EXPIRED"})
         self._tokens.require_epoch(shown.holder.role, shown.holder.name, shown.holder.epoch)
-
-    def _facts_of_certificate(self, pem: bytes) -> CertificateFacts:
-        known = self._certificates.get(pem)
-        if known is None:
-            try:
-                known = self._certificates[pem] = certificate_facts(pem)
-            except ValueError as error:
-                raise Unauthenticated("the certificate cannot be read", metadata={"cause": "MALFORMED"}) from error
-            if len(self._certificates) > MAX_REMEMBERED:
-                self._certificates.popitem(last=False)
-        return known
 
 
 def authorize(identity: Identity, service: str) -> None:

@@ -1,9 +1,8 @@
-"""Who watches which budget. Knows watchers and when to wake them; knows nothing of gRPC or of what a budget is made of.
+"""Who watches which budget, and when its watchers are notified.
 
-A change rings for the device and task it concerns, whichever replica wrote it. What concerns many devices, such as what others spend of
-a shared budget, rings for them in turn, a few at a time, and what follows while it does so rings in the next round: a fleet of ten
-thousand must not have to be told of every call of one. A watcher that is slow is rung once for many changes, and then reads the newest
-version only.
+A change is notified to the device and task it concerns, whichever replica wrote it. What concerns many devices, such as what others spend
+of a shared budget, is notified to them in turn, a few at a time, and what follows meanwhile in the next round: a fleet of ten thousand must
+not be notified of every call of one. A slow watcher is notified once of many changes, and then reads the newest version only.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
 SHARED_PAUSE_S = 1.0
-RUNG_AT_ONCE = 5
+NOTIFIED_AT_ONCE = 5
 AT_ONCE_EVERY_S = 0.05
 Heard = Callable[[str], Awaitable[None]]
 
 
-class BudgetBell:
-    """Rings for watchers. What concerns many rings for RUNG_AT_ONCE devices every AT_ONCE_EVERY_S, and begins again every `shared_pause_s`
-    at most. Belongs to one event loop."""
+class BudgetNotifier:
+    """Notifies watchers. What concerns many goes to NOTIFIED_AT_ONCE devices every AT_ONCE_EVERY_S, and begins again every
+    `shared_pause_s` at most. Belongs to one event loop."""
 
     def __init__(self, shared_pause_s: float = SHARED_PAUSE_S) -> None:
-        self._listeners: dict[str, dict[asyncio.Event, str]] = defaultdict(dict)
+        self._watchers: dict[str, dict[asyncio.Event, str]] = defaultdict(dict)
         self._shared_pause_s = shared_pause_s
         self._shared: set[str] = set()
         self._round: set[str] = set()
@@ -38,31 +37,31 @@ class BudgetBell:
         self.stopped = False
 
     @property
-    def listeners(self) -> int:
+    def watchers(self) -> int:
         """How many watch."""
-        return sum(map(len, self._listeners.values()))
+        return sum(map(len, self._watchers.values()))
 
     @contextmanager
-    def listening(self, device: str, task: str) -> Iterator[asyncio.Event]:
+    def watching(self, device: str, task: str) -> Iterator[asyncio.Event]:
         """An event that is set at each change of this device's task, and at the stop."""
-        rung = asyncio.Event()
-        self._listeners[device][rung] = task
+        changed = asyncio.Event()
+        self._watchers[device][changed] = task
         try:
-            yield rung
+            yield changed
         finally:
-            del self._listeners[device][rung]
-            if not self._listeners[device]:
-                del self._listeners[device]
+            del self._watchers[device][changed]
+            if not self._watchers[device]:
+                del self._watchers[device]
 
-    def ring(self, device: str, task: str = "") -> None:
+    def notify(self, device: str, task: str = "") -> None:
         """Something changed for this device's task ("": for all of its tasks)."""
-        if device in self._listeners:
-            for rung, watched in self._listeners[device].items():
+        if device in self._watchers:
+            for changed, watched in self._watchers[device].items():
                 if task in ("", watched):
-                    rung.set()
+                    changed.set()
 
-    def ring_shared(self, task: str = "") -> None:
-        """Something changed for all devices of a task ("": of any task): they are rung in turn, from now on or in the next round."""
+    def notify_shared(self, task: str = "") -> None:
+        """Something changed for all devices of a task ("": of any task): they are notified in turn, from now on or in the next round."""
         self._shared.add(task)
         if self._next is None:
             self._begin_round()
@@ -71,67 +70,67 @@ class BudgetBell:
         self._next = None
         if not self._shared:
             return
-        self._round, self._shared, self._in_turn = self._shared, set(), deque(self._listeners)
+        self._round, self._shared, self._in_turn = self._shared, set(), deque(self._watchers)
         self._round_ends = asyncio.get_running_loop().time() + self._shared_pause_s
-        self._ring_some()
+        self._notify_some()
 
-    def _ring_some(self) -> None:
-        for _ in range(min(RUNG_AT_ONCE, len(self._in_turn))):
+    def _notify_some(self) -> None:
+        for _ in range(min(NOTIFIED_AT_ONCE, len(self._in_turn))):
             device = self._in_turn.popleft()
             for task in sorted(self._round):
-                self.ring(device, task)
+                self.notify(device, task)
         loop = asyncio.get_running_loop()
         if self._in_turn:
-            self._next = loop.call_later(AT_ONCE_EVERY_S, self._ring_some)
+            self._next = loop.call_later(AT_ONCE_EVERY_S, self._notify_some)
         else:
             self._next = loop.call_at(max(loop.time(), self._round_ends), self._begin_round)
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         """Something changed for everybody."""
-        for device in tuple(self._listeners):
-            self.ring(device)
+        for device in tuple(self._watchers):
+            self.notify(device)
 
     def stop(self) -> None:
         """Wake everybody for the last time: the coordinator drains."""
         self.stopped = True
-        self.ring_all()
+        self.notify_all()
 
 
 async def versions(
-    bell: BudgetBell, device: str, task: str, read: Callable[[], Awaitable[BudgetSnapshot]], heartbeat_s: float
+    notifier: BudgetNotifier, device: str, task: str, read: Callable[[], Awaitable[BudgetSnapshot]], heartbeat_s: float
 ) -> AsyncIterator[BudgetSnapshot | None]:
     """The budget as it is, then each change, newest only; None when nothing changed for `heartbeat_s`. Raises DRAINING at the stop."""
     last: BudgetSnapshot | None = None
-    with bell.listening(device, task) as rung:
-        while not bell.stopped:
-            rung.clear()
+    with notifier.watching(device, task) as changed:
+        while not notifier.stopped:
+            changed.clear()
             newest = await read()
             if newest != last:
                 last = newest
                 yield newest
-            if not await _rings_within(rung, heartbeat_s):
+            if not await _changes_within(changed, heartbeat_s):
                 yield None
     raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
 
 
-async def _rings_within(rung: asyncio.Event, seconds: float) -> bool:
+async def _changes_within(changed: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
-            await rung.wait()
+            await changed.wait()
     except TimeoutError:
         return False
     return True
 
 
-async def ring_changes(bell: BudgetBell, changes: AsyncIterator[DeviceTask], heard: Heard | None = None) -> None:
-    """Ring for what a store says has changed, whichever replica wrote it, until the store is closed.
+async def notify_changes(notifier: BudgetNotifier, changes: AsyncIterator[DeviceTask], heard: Heard | None = None) -> None:
+    """Notify of what a store says has changed, whichever replica wrote it, until the store is closed.
 
-    `heard` is told of a device that was disabled or enabled, before its watchers are rung.
+    `heard` is called for a device that was disabled or enabled, before its watchers are notified.
     """
     async for device, task in changes:
         if not device:
-            bell.ring_shared(task)
+            notifier.notify_shared(task)
             continue
         if not task and heard is not None:
             await heard(device)
-        bell.ring(device, task)
+        notifier.notify(device, task)

@@ -1,4 +1,4 @@
-"""The handlers: request message -> response message. Knows the contract; knows nothing of sockets, gRPC contexts or databases.
+"""The DeviceService's handlers: request message -> response message, without sockets, gRPC contexts or databases.
 
 Every handler raises typed CoordinatorErrors; a transport (server.py, the simulator) translates them.
 """
@@ -16,8 +16,8 @@ from coordinator.calls.broker import Broker
 from coordinator.calls.flights import Progress
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
-from coordinator.service.budget_watch import BudgetBell, versions
-from coordinator.service.measuring import ItemMeter
+from coordinator.service.budget_watch import BudgetNotifier, versions
+from coordinator.service.metrics import ItemMeter
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
 from edge.rpc import codec
 from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration
@@ -60,7 +60,7 @@ class DeviceApi:
         fleet: Fleet,
         limits: device_pb2.ServiceLimits,
         *,
-        bell: BudgetBell | None = None,
+        notifier: BudgetNotifier | None = None,
         requests: Turnstile | None = None,
         terms: ApiTerms | None = None,
         items: ItemMeter | None = None,
@@ -69,7 +69,7 @@ class DeviceApi:
         self._controller = controller
         self._fleet = fleet
         self._limits = limits
-        self._bell = bell or BudgetBell()
+        self._notifier = notifier or BudgetNotifier()
         self.requests = requests or Turnstile("requests run", 4096)
         self._terms = terms or ApiTerms()
         self._items = items
@@ -78,12 +78,12 @@ class DeviceApi:
     def stop_admitting(self) -> None:
         """Refuse new steps and registrations, end batches and watches (DRAINING); reports, recovery and budgets are still answered."""
         self._stopping.set()
-        self._bell.stop()
+        self._notifier.stop()
 
     async def register_device(
         self, request: device_pb2.RegisterDeviceRequest, caller: Caller
     ) -> device_pb2.RegisterDeviceResponse:
-        """Announce a device and tell it the terms of its tasks."""
+        """Register a device; returns the terms of its tasks."""
         self._require_admitting()
         if request.protocol_version != codec.PROTOCOL_VERSION:
             raise InvalidRequest(
@@ -227,7 +227,7 @@ class DeviceApi:
             self._fleet.admit(caller.device)
             return await self._broker.budget(caller.device, task)
 
-        async for budget in versions(self._bell, caller.device, task, read, self._terms.heartbeat_s):
+        async for budget in versions(self._notifier, caller.device, task, read, self._terms.heartbeat_s):
             if budget is None:
                 yield budget_pb2.WatchBudgetResponse(heartbeat=budget_pb2.BudgetHeartbeat(version=version))
             else:

@@ -1,6 +1,5 @@
-"""All handlers of a server behind one lookup, each wrapped once in what stands around it.
-
-Knows gRPC's four kinds of handlers; knows nothing of what a wrapping is for. gRPC's own interceptors would be asked anew for every call.
+"""All handlers of a server behind one lookup, each wrapped once in what stands around it. gRPC's own interceptors would be asked anew for
+every call.
 """
 
 from __future__ import annotations

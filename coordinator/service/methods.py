@@ -1,5 +1,4 @@
-"""The RPCs of a service bound to its handlers. Knows message bytes, gRPC contexts and statuses; knows nothing of addresses or of what a
-handler does.
+"""The RPCs of a service bound to its handlers.
 
 `bind` finds the handler of each RPC by its name (OpenStep: `open_step`), so that an RPC without one is noticed at the start. Everything
 that goes wrong leaves as a status with google.rpc details, also a request that cannot be read, is too large, or names no RPC.
@@ -107,9 +106,9 @@ def is_unknown(handler: Any) -> bool:
     return any(handler is each for each in (_UNKNOWN, *_ELSEWHERE.values()))
 
 
-def _unserved(told: str, hint: str) -> grpc.RpcMethodHandler:
+def _unserved(message: str, hint: str) -> grpc.RpcMethodHandler:
     async def refuse(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        await abort(context, NotImplementedThere(told, hint=hint))
+        await abort(context, NotImplementedThere(message, hint=hint))
         yield b""
 
     return grpc.stream_stream_rpc_method_handler(refuse)
@@ -129,7 +128,7 @@ _ELSEWHERE = {  # a listener knows every RPC of its own service, unless the call
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:
-    """End the RPC with the error's status; what is not a typed error is logged here and tells nothing to the outside."""
+    """End the RPC with the error's status; what is not a typed error is logged here and reveals nothing to the caller."""
     if not isinstance(error, CoordinatorError):
         error = internal(error)
     status = to_status(error)
@@ -138,7 +137,7 @@ async def abort(context: Any, error: Exception) -> NoReturn:
 
 
 def internal(error: BaseException) -> CoordinatorError:
-    """What the outside is told of a failure that no handler foresaw; the log gets the rest."""
+    """What the caller gets for a failure that no handler foresaw; the log gets the rest."""
     log.error("a handler failed", exc_info=error)
     return CoordinatorError("internal error; the coordinator's log has the details")
 

@@ -1,4 +1,4 @@
-"""What a coordinator counts, and its exposition for Prometheus. Knows numbers and label values; knows nothing of gRPC, HTTP or ledgers.
+"""What a coordinator counts, and its exposition for Prometheus.
 
 Counting costs an addition or two: plain numbers, no locks (everything counts on the event loop), no label objects. Prometheus's own
 classes are made when somebody scrapes. Labels are bounded: at most MAX_TASKS tasks, MAX_OUTCOMES outcomes of an upstream (it
@@ -9,10 +9,12 @@ maximum.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from edge.core.clock import Clock
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -25,6 +27,8 @@ MAX_TASKS = 64
 MAX_PAIRS = 10_000
 MAX_OUTCOMES = 32
 OTHER = "other"
+MAX_REFUSALS = 50
+MAX_REFUSAL_CHARS = 200
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -190,6 +194,57 @@ class Meters:
     def named_pairs(self) -> list[tuple[str, str]]:
         """(device, task) of the devices and tasks that have series of their own."""
         return [(device, task) for device, task in self.pairs if device in self._devices and self.task_label(task) in self._tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that ended with an error: when (seconds since the epoch), of whom, and why."""
+
+    at: float
+    method: str
+    who: str
+    code: str
+    reason: str
+    message: str
+
+
+class Refusals:
+    """The last refusals, newest last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rows: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
+
+    def note(self, method: str, who: str, code: str, reason: str, message: str) -> None:
+        """Remember one."""
+        self._rows.append(Refusal(self._clock.now(), method, who, code, reason, message[:MAX_REFUSAL_CHARS]))
+
+    def latest(self) -> tuple[Refusal, ...]:
+        """Newest first."""
+        return tuple(reversed(self._rows))
+
+
+class ItemMeter:
+    """Counts the items of batches as if each were an RPC of its own."""
+
+    METHOD = "CompleteBatch.item"
+
+    def __init__(self, meters: Meters, refusals: Refusals) -> None:
+        self._meter = meters.rpc(self.METHOD)
+        self._refusals = refusals
+
+    def ended(self, device: str, seconds: float, reply: Any) -> None:
+        """An item got its reply (a CompleteBatchResponse): an answer, or an error."""
+        self._meter.seconds.observe(seconds)
+        if reply.WhichOneof("outcome") == "finished":
+            self._meter.answered += 1
+            return
+        from edge.rpc.errors import from_status, row_for
+
+        error = from_status(reply.error)
+        code = row_for(error).code.name
+        self._meter.refused[code, error.reason] += 1
+        self._refusals.note(self.METHOD, device, code, error.reason, str(error))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A small certificate authority for one fleet. Knows keys, certificates and the files they lie in; knows nothing of gRPC or tokens.
+"""A small certificate authority for one fleet.
 
 Keys are EC P-256. A client certificate names its holder in one SAN URI, `edge://device/NAME?epoch=N` or `edge://admin/NAME?epoch=N`; the
 epoch is what `token revoke` raises. Server certificates carry `serverAuth`, clients' `clientAuth`, so that neither stands in for the

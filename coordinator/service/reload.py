@@ -1,5 +1,4 @@
-"""A changed configuration for a coordinator that runs: limits, tasks, rates and prices. Knows what may change under way; knows nothing of
-signals or files.
+"""A changed configuration for a coordinator that runs: limits, tasks, rates and prices.
 
 What is under way keeps the terms it began with: an open step its τ, η and credit, a call its hold and its price.
 """
@@ -18,24 +17,24 @@ from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.accounts import SetLimits
 from coordinator.ledger.budgets import BudgetBook, settings_set
-from coordinator.service.budget_watch import BudgetBell
+from coordinator.service.budget_watch import BudgetNotifier
 
 
 @dataclass(frozen=True, slots=True)
 class Changeable:
-    """The parts that take new terms, and the bell that tells watchers of them."""
+    """The parts that take new terms, and the notifier of those who watch budgets."""
 
     book: BudgetBook
     controller: StepController
     limiter: RateLimiter
     upstreams: UpstreamTable
     upkeep: Upkeep
-    bell: BudgetBell
+    notifier: BudgetNotifier
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What another configuration changed: settings that hold now, told with both values, names of those that need a restart, and of those
+    """What another configuration changed: settings that hold now, with both values, names of those that need a restart, and of those
     that something set at run time wins over."""
 
     taken: tuple[str, ...] = ()
@@ -58,7 +57,7 @@ def apply_config(config: CoordinatorConfig, tariffs: Mapping[str, Tariff | None]
     parts.limiter.replace_rates(config.rates)
     parts.upstreams.replace_prices(tariffs)
     parts.upkeep.replace_config(config)
-    parts.bell.ring_all()
+    parts.notifier.notify_all()
 
 
 def same_upstreams(started: CoordinatorConfig, config: CoordinatorConfig) -> frozenset[str]:
@@ -70,7 +69,7 @@ def same_upstreams(started: CoordinatorConfig, config: CoordinatorConfig) -> fro
 def changes_of(
     started: CoordinatorConfig, before: CoordinatorConfig, after: CoordinatorConfig, set_limits: Sequence[SetLimits] = ()
 ) -> Changes:
-    """What `after` changes: `started` is what the coordinator was started with, `before` what it was told last."""
+    """What `after` changes: `started` is what the coordinator was started with, `before` what it read last."""
     stronger = {f"budgets.{scope}.{name}" for scope, names in settings_set(set_limits).items() for name in names}
     prices = {f"upstreams.{name}.{price}" for name in same_upstreams(started, after) for price in _PRICES}
     running, last, wished = _settings(started), _settings(before), _settings(after)

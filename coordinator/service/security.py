@@ -1,4 +1,4 @@
-"""The security of a coordinator put together: tokens, TLS, and the guard of each listener. Knows the parts; decides nothing itself."""
+"""The security of a coordinator put together: tokens, TLS, and the authentication of each listener."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
 from edge.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from coordinator.service.access import Guard
+    from coordinator.service.access import AuthenticatedRpcs
     from coordinator.service.authentication import Authenticator, FailureLimiter
-    from coordinator.service.handshakes import Handshakes
-    from coordinator.service.tls import ServerCertificates
+    from coordinator.service.tls import Handshakes, ServerCertificates
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """What a gRPC server needs: the guard around its handlers, the servicer that renews tokens, and certificates where TLS is on."""
+    """What a gRPC server needs: authentication around its handlers, the servicer that renews tokens, and certificates where TLS is on."""
 
-    guard: Guard
+    authentication: AuthenticatedRpcs
     credential_servicer: Any
     certificates: ServerCertificates | None
 
@@ -32,7 +31,7 @@ class Security:
 
     def __init__(self, config: CoordinatorConfig, state_dir: Path, clock: Clock) -> None:
         from coordinator.service.authentication import FailureLimiter
-        from coordinator.service.handshakes import Handshakes
+        from coordinator.service.tls import Handshakes
 
         self._config = config
         self._clock = clock
@@ -44,12 +43,12 @@ class Security:
 
     def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
         """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
-        from coordinator.service.access import CredentialServicer, Guard
+        from coordinator.service.access import AuthenticatedRpcs, CredentialServicer
 
         tls = self._config.tls
         authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
-        guard = Guard(authenticator, self.handshakes, tls=tls is not None)
-        return ListenerSecurity(guard, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
+        authentication = AuthenticatedRpcs(authenticator, self.handshakes, tls=tls is not None)
+        return ListenerSecurity(authentication, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
 
     def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
         from coordinator.service.tls import ServerCertificates

@@ -1,8 +1,8 @@
-"""The gRPC listeners around the handlers. Knows grpc.aio, addresses, health and draining; knows nothing of budgets or providers.
+"""The gRPC listeners around the handlers: addresses, health and draining.
 
 Devices and administrators have a listener each. Plaintext is served on loopback and Unix sockets only, unless the configuration allows
-otherwise for devices; with TLS every TCP listener speaks it. Who calls is the guard's business (access.py), which is around
-every handler.
+otherwise for devices; with TLS every TCP listener speaks it. `access` authenticates around every
+handler.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Listener:
         allow_remote: bool,
         wrappings: Sequence[Wrapping] = (),
     ) -> None:
-        self._wrappings = (*wrappings, security.guard)
+        self._wrappings = (*wrappings, security.authentication)
         self._name = name
         self._handlers = handlers
         self._service = service
@@ -86,11 +86,11 @@ class Listener:
         return bound
 
     async def not_serving(self) -> None:
-        """Tell whoever asks or watches that nothing new should come."""
+        """Answer health checks and watches with NOT_SERVING."""
         await self._health.enter_graceful_shutdown()
 
-    async def tell_of(self, service: str, serving: bool) -> None:
-        """Answer health checks that name another listener's service, so that one address tells of both."""
+    async def set_health(self, service: str, serving: bool) -> None:
+        """Answer health checks that name another listener's service, so that one address answers for both."""
         status = health_pb2.HealthCheckResponse
         await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
@@ -137,7 +137,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class AdminSide:
-    """What the administrators' listener needs: its handlers, its guard, and where it listens."""
+    """What the administrators' listener needs: its handlers, its security, and where it listens."""
 
     api: AdminApi
     security: ListenerSecurity
@@ -145,7 +145,7 @@ class AdminSide:
 
 
 class CoordinatorServer:
-    """Listens for devices and administrators, tells its health, and drains."""
+    """Listens for devices and administrators, answers health checks, and drains."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class CoordinatorServer:
         try:
             self.admin_addresses = await self._admins.start(self._admin_addresses) if self._admins else ()
             if self._admins is not None:
-                await self._admins.tell_of(SERVICE, True)
+                await self._admins.set_health(SERVICE, True)
         except BaseException:
             await self._devices.stop(0.0)
             raise
@@ -181,7 +181,7 @@ class CoordinatorServer:
         """NOT_SERVING -> stop admitting -> settle what runs -> stop listening. Administrators are served until the end."""
         await self._devices.not_serving()
         if self._admins is not None:
-            await self._admins.tell_of(SERVICE, False)
+            await self._admins.set_health(SERVICE, False)
         self._api.stop_admitting()
         await settle(grace_s)
         await self._devices.stop()
@@ -236,7 +236,7 @@ def _make_room(path: Path) -> None:
 
 
 def _require_free(address: Address) -> None:
-    """Raises ConfigError with the system's reason where none of a port's addresses can be taken; gRPC tells it only to stderr."""
+    """Raises ConfigError with the system's reason where none of a port's addresses can be taken; gRPC prints it only to stderr."""
     refused: OSError | None = None
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

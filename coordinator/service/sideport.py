@@ -1,8 +1,8 @@
-"""A port for people and scrapers beside the gRPC listeners. Knows HTTP, hosts, TLS and roles; knows nothing of what is told there.
+"""A port for people and scrapers beside the gRPC listeners.
 
 On loopback it speaks plain HTTP and trusts this machine: a request is served when its Host names loopback, so that no foreign page
 reaches it by DNS rebinding. What that does not protect against: other programs of this machine. Everywhere else it speaks TLS only, and
-data is told to who shows a token or a client certificate of one of the route's roles. It answers GET and HEAD alone, and changes nothing.
+data is for who shows a token or a client certificate of one of the route's roles. It answers GET and HEAD alone, and changes nothing.
 A connection on which nothing was answered for IDLE_S is closed, so that half requests do not use up the process's descriptors.
 """
 
@@ -72,7 +72,7 @@ class SidePort:
         """Listen; returns the URL with the port that was really taken. Raises ConfigError."""
         app = web.Application(client_max_size=1024)
         for route in self._routes:
-            app.router.add_get(route.path, self._guarded(route))
+            app.router.add_get(route.path, self._checked(route))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         context = _tls_context(self._tls) if self._tls is not None else None
@@ -81,8 +81,8 @@ class SidePort:
         except OSError as error:
             await self.aclose()
             reason = str(error.strerror).rpartition(": ")[2]  # asyncio says the address once more in front of it
-            told = f"{self._setting}: cannot listen on {self._address}: {reason}"
-            raise ConfigError(told, hint="choose another port, or stop what uses it") from error
+            message = f"{self._setting}: cannot listen on {self._address}: {reason}"
+            raise ConfigError(message, hint="choose another port, or stop what uses it") from error
         self._sweeper = asyncio.create_task(self._close_idle(), name="side-port-sweeper")
         port = self._runner.addresses[0][1]
         return f"{'https' if self._tls else 'http'}://{Address(host=self._address.host, port=port)}"
@@ -105,7 +105,7 @@ class SidePort:
             self._quiet = set(connections)
             await asyncio.sleep(self._idle_s)
 
-    def _guarded(self, route: Route) -> Handler:
+    def _checked(self, route: Route) -> Handler:
         async def reply(request: web.Request) -> web.StreamResponse:
             self._quiet.discard(request.protocol)
             try:

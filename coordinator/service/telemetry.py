@@ -1,44 +1,48 @@
-"""The observation of one coordinator put together: what it counts, and the side ports that tell it. Knows the parts; decides nothing."""
+"""The metrics and traces of one coordinator: what measures, what is looked up at each scrape, and the side ports that show it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig
-from coordinator.service.measuring import (
+from coordinator.ledger.accounts import BudgetRow, BudgetTerms
+from coordinator.service.instruments import MeasuredRpcs, MeasuredStore, measured_provider
+from coordinator.service.metrics import (
+    CONTENT_TYPE,
+    BudgetGauge,
+    Gauges,
     ItemMeter,
-    ObservedStore,
+    Meters,
     Refusals,
-    budgets_now,
-    observed_provider,
-    remember_tasks,
-    watch_loop,
+    UpstreamGauge,
+    exposition,
 )
-from coordinator.service.metrics import CONTENT_TYPE, Gauges, Meters, UpstreamGauge, exposition
 from coordinator.service.tracing import open_tracing
 from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError
 
 if TYPE_CHECKING:
     from coordinator.calls.broker import Broker
     from coordinator.calls.upstreams import Upstream, UpstreamTable
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
-    from coordinator.providers.provider import CloudProvider
     from coordinator.service.admin_api import AdminApi
     from coordinator.service.handlers import Wrapping
-    from coordinator.service.handshakes import Handshakes
     from coordinator.service.security import Security
     from coordinator.service.sideport import Route, SidePort
+    from coordinator.service.tls import Handshakes
 
+LAG_EVERY_S = 0.5
+UNITS = ("calls", "tokens", "uusd")
 METRICS_ROLES = frozenset({"metrics", "admin"})
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What is looked at: the parts of a running coordinator; `handshakes` where it speaks TLS."""
+class Sources:
+    """The parts of a running coordinator that gauges are read from; `handshakes` where it speaks TLS."""
 
     store: LedgerStore
     broker: Broker
@@ -48,8 +52,8 @@ class Observed:
     handshakes: Handshakes | None = None
 
 
-class Observation:
-    """Counts from the start; `side_ports` tell."""
+class Telemetry:
+    """Counts from the start; what `side_ports` makes shows it."""
 
     def __init__(self, config: CoordinatorConfig, clock: Clock) -> None:
         self._config = config
@@ -60,31 +64,20 @@ class Observation:
         self.items = ItemMeter(self.meters, self.refusals)
 
     def store(self, inner: LedgerStore) -> LedgerStore:
-        """The store, counted and traced."""
-        traced = inner if self.tracing is None else self.tracing.store(inner)
-        return ObservedStore(traced, self.meters, self._clock.monotonic)
+        """The store, measured."""
+        return MeasuredStore(inner, self.meters, self._clock.monotonic, self.tracing)
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
-        """The upstreams, their providers timed and traced."""
-        time = self._clock.monotonic
+        """The upstreams, their providers measured."""
+        time, tracing = self._clock.monotonic, self.tracing
         return {
-            alias: replace(upstream, provider=observed_provider(self._traced(upstream.provider, alias), alias, self.meters, time))
+            alias: replace(upstream, provider=measured_provider(upstream.provider, alias, self.meters, time, tracing))
             for alias, upstream in upstreams.items()
         }
 
-    def _traced(self, provider: CloudProvider, alias: str) -> CloudProvider:
-        return provider if self.tracing is None else self.tracing.provider(provider, alias)
-
-    def wrappings(self, lasting: frozenset[str]) -> tuple[Wrapping, ...]:
-        """What counts a listener's RPCs, and before it what traces them."""
-        from coordinator.service.rpc_meter import RpcCounter, outcome_of
-
-        meter = RpcCounter(self.meters, self.refusals, lasting)
-        if self.tracing is None:
-            return (meter,)
-        from coordinator.service.rpc_tracer import RpcTracer
-
-        return RpcTracer(self.tracing, outcome_of), meter
+    def wrapping(self, lasting: frozenset[str]) -> Wrapping:
+        """What measures a listener's RPCs."""
+        return MeasuredRpcs(self.meters, self.refusals, self.tracing, lasting)
 
     async def aclose(self) -> None:
         """Send the traces that are left."""
@@ -92,80 +85,107 @@ class Observation:
             await self.tracing.aclose()
 
     async def run(self, store: LedgerStore, beat: Callable[[], None]) -> None:
-        """Learn the tasks of the ledger, then watch the event loop until cancelled."""
-        await remember_tasks(store, self.meters)
-        await watch_loop(self.meters, beat)
+        """Learn λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
+        called each time.
+        """
+        for row in await store.list_tasks():
+            self.meters.task_now(row.device, row.task, row.dual, row.target_rate)
+        time = asyncio.get_running_loop().time
+        while True:
+            due = time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self.meters.lagged(max(0.0, time() - due))
+            beat()
 
-    def side_ports(self, observed: Observed, security: Security) -> dict[str, SidePort]:
+    def side_ports(self, sources: Sources, security: Security) -> dict[str, SidePort]:
         """The configured ports by where they listen, not started. Metrics and console may share one. Raises ConfigError."""
         from coordinator.service.sideport import SidePort
 
         routes: dict[str, list[Route]] = {}
         settings: dict[str, list[str]] = {}
-        if listen := self._config.metrics_listen:
-            settings.setdefault(listen, []).append("metrics_listen")
-            routes.setdefault(listen, []).append(self._metrics_route(observed))
-        if listen := self._config.console_listen:
-            settings.setdefault(listen, []).append("console_listen")
-            routes.setdefault(listen, []).extend(self._console_routes(observed))
+        for setting, make in (("metrics_listen", self._metrics_routes), ("console_listen", self._console_routes)):
+            if listen := getattr(self._config, setting):
+                settings.setdefault(listen, []).append(setting)
+                routes.setdefault(listen, []).extend(make(sources))
         authenticator = security.authenticator()
         return {
             listen: SidePort(listen, each, authenticator, self._config.tls, setting=" and ".join(settings[listen]))
             for listen, each in routes.items()
         }
 
-    def _metrics_route(self, observed: Observed) -> Route:
+    def _metrics_routes(self, sources: Sources) -> list[Route]:
         from aiohttp import web
 
         from coordinator.service.sideport import Route
 
         async def metrics(request: web.Request) -> web.Response:
-            return web.Response(body=await self.exposition(observed), headers={"content-type": CONTENT_TYPE})
+            return web.Response(body=await self.exposition(sources), headers={"content-type": CONTENT_TYPE})
 
-        return Route("/metrics", metrics, METRICS_ROLES)
+        return [Route("/metrics", metrics, METRICS_ROLES)]
 
-    def _console_routes(self, observed: Observed) -> list[Route]:
+    def _console_routes(self, sources: Sources) -> list[Route]:
+        from coordinator.console.api import Console, console_routes
         from coordinator.console.curves import Curves
-        from coordinator.console.routes import console_routes
-        from coordinator.console.state import ConsoleState
         from edge import __version__
 
         async def budgets(pairs: Any) -> Any:
-            return await budgets_now(observed.store, observed.book, pairs, self._clock.now())
+            return await budgets_now(sources.store, sources.book, pairs, self._clock.now())
 
-        curves = Curves(observed.store.read_journal)
-        state = ConsoleState(
-            observed.admin, lambda: self.gauges(observed), budgets, curves, self.refusals, self._clock, __version__
+        curves = Curves(sources.store.read_journal)
+        return console_routes(
+            Console(sources.admin, lambda: self.gauges(sources), budgets, curves, self.refusals, self._clock, __version__)
         )
-        return console_routes(state)
 
-    async def exposition(self, observed: Observed) -> bytes:
+    async def exposition(self, sources: Sources) -> bytes:
         """The metrics as text. A ledger that does not answer costs the budgets' series, not the rest."""
         from edge import __version__
-        from edge.core.errors import CoordinatorError
 
-        gauges = self.gauges(observed)
+        gauges = self.gauges(sources)
         try:
             pairs = self.meters.named_pairs()
-            gauges = replace(gauges, budgets=await budgets_now(observed.store, observed.book, pairs, self._clock.now()))
+            gauges = replace(gauges, budgets=await budgets_now(sources.store, sources.book, pairs, self._clock.now()))
         except CoordinatorError:
             self.meters.ledger_failures["scrape"] += 1
         return exposition(self.meters, gauges, {"version": __version__})
 
-    def gauges(self, observed: Observed) -> Gauges:
+    def gauges(self, sources: Sources) -> Gauges:
         """What is looked up now, without the budgets."""
         now_s = asyncio.get_running_loop().time()
         return Gauges(
-            upstreams=[_upstream_gauge(upstream, now_s) for upstream in observed.upstreams.all()],
-            in_flight=observed.broker.in_flight,
-            admitting=observed.broker.admitting,
-            commits=getattr(observed.store, "commits", None),
-            operations=getattr(observed.store, "operations", None),
-            conflicts=getattr(observed.store, "conflicts", None),
+            upstreams=[
+                UpstreamGauge(upstream.alias, upstream.gate.waiting, str(upstream.breaker.state(now_s)))
+                for upstream in sources.upstreams.all()
+            ],
+            in_flight=sources.broker.in_flight,
+            admitting=sources.broker.admitting,
+            commits=getattr(sources.store, "commits", None),
+            operations=getattr(sources.store, "operations", None),
+            conflicts=getattr(sources.store, "conflicts", None),
             tasks=len(asyncio.all_tasks()),
-            tls_connections=None if observed.handshakes is None else observed.handshakes.counts(),
+            tls_connections=None if sources.handshakes is None else sources.handshakes.counts(),
         )
 
 
-def _upstream_gauge(upstream: Upstream, now_s: float) -> UpstreamGauge:
-    return UpstreamGauge(upstream.alias, upstream.gate.waiting, str(upstream.breaker.state(now_s)))
+async def budgets_now(
+    store: LedgerStore, book: BudgetBook, pairs: Sequence[tuple[str, str]], now: float
+) -> tuple[BudgetGauge, ...]:
+    """The budgets of the present windows that these (device, task) pairs and the fleet are held to; one transaction. Changes nothing."""
+    terms = {each.key: (each, device, task) for device, task in pairs for each in book.terms(device, task, now)}
+    terms |= {each.key: (each, "", "") for each in book.terms("", "", now) if scope_of(each.key) == "fleet"}
+    wanted = list(terms.values())
+    view = await store.get_budget("", "", [each for each, _, _ in wanted])
+    if book.learn(view.limits):
+        return await budgets_now(store, book, pairs, now)
+    rows = zip(view.budgets, wanted, strict=True)
+    return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))
+
+
+def scope_of(key: str) -> str:
+    """The scope that a budget's key names."""
+    return key.split("@")[0].split("[")[0]
+
+
+def _gauges(row: BudgetRow, terms: BudgetTerms, device: str, task: str) -> list[BudgetGauge]:
+    scope, limits = scope_of(row.key), terms.limits
+    owner = (device if scope.startswith("device") else "", task if scope.endswith("task") else "")
+    return [BudgetGauge(scope, *owner, unit, getattr(row.used, unit), getattr(limits, unit)) for unit in UNITS]

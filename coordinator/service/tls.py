@@ -1,4 +1,4 @@
-"""TLS of the listeners: certificates from files, taken anew when the files change. Knows files and gRPC's server credentials.
+"""TLS of the listeners: certificates from files, taken anew when the files change, and how many handshakes fail.
 
 The files are looked at before every handshake, so a renewed certificate serves the next connection without a restart or a signal; files
 that do not fit together are reported once and the certificate in use stays.
@@ -6,7 +6,9 @@ that do not fit together are reported once and the certificate in use stays.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,8 @@ from edge.core.clock import Clock
 from edge.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
+PATIENCE_S = 10.0
+LOG_EVERY_S = 60.0
 Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -134,3 +138,78 @@ def _may_sign(certificate: Any) -> bool:
         return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
     except x509.ExtensionNotFound:
         return bool(certificate.issuer == certificate.subject)
+
+
+class Handshakes:
+    """Counts, for all listeners of a process, the TLS connections that never came to a call. `began` may be called from any thread, the
+    rest from the event loop.
+
+    gRPC reports no handshake that failed. But it asks for the server's certificate before each one, and a connection that stands makes a
+    call: what began and made none within PATIENCE_S is counted as failed. That is close, not exact: a port scan counts, and a device that
+    waits longer before its first call is counted once too early and makes up for a later one. No connection lives for longer than
+    `longest_connection_s`: after that the same peer is another one.
+    """
+
+    def __init__(self, clock: Clock, longest_connection_s: float) -> None:
+        self._clock = clock
+        self._longest_connection_s = longest_connection_s
+        self._pending: deque[float] = deque()
+        self._peers: OrderedDict[str, float] = OrderedDict()
+        self._served = 0
+        self._failed = 0
+        self._counted_too_early = 0
+        self._logged = 0
+
+    def began(self) -> None:
+        """A handshake begins."""
+        self._pending.append(self._clock.monotonic())
+
+    def served(self, peer: str) -> None:
+        """This peer makes a call over TLS. Its first one ends the wait for a handshake: the newest, which most likely was its own."""
+        now = self._clock.monotonic()
+        first_seen = self._peers.get(peer)
+        if first_seen is not None and now - first_seen <= self._longest_connection_s:
+            return
+        self._peers[peer] = now
+        self._peers.move_to_end(peer)
+        self._served += 1
+        if self._pending:
+            self._pending.pop()
+        else:
+            self._counted_too_early += 1
+        self._forget_ended(now)
+
+    def counts(self) -> tuple[int, int]:
+        """Connections that made a call, and those that came to none."""
+        return self._served, self.failed()
+
+    def failed(self) -> int:
+        """Handshakes that began PATIENCE_S ago or earlier and came to no call; never less than before."""
+        now = self._clock.monotonic()
+        while self._pending and now - self._pending[0] >= PATIENCE_S:
+            self._pending.popleft()
+            if self._counted_too_early:
+                self._counted_too_early -= 1
+            else:
+                self._failed += 1
+        return self._failed
+
+    def log_failures(self) -> None:
+        """One line in the log when more have failed since the last one."""
+        fresh = self.failed() - self._logged
+        if fresh:
+            self._logged += fresh
+            log.warning(
+                "%d TLS connections came to no call: no certificate, one of another authority or one that has expired, or no TLS at all",
+                fresh,
+            )
+
+    async def run(self) -> None:
+        """Log from time to time, until cancelled."""
+        while True:
+            await asyncio.sleep(LOG_EVERY_S)
+            self.log_failures()
+
+    def _forget_ended(self, now: float) -> None:
+        while self._peers and now - next(iter(self._peers.values())) > self._longest_connection_s:
+            self._peers.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Short-lived tokens: EdDSA-signed JWTs. Knows signing keys, claims and epochs; knows nothing of gRPC, roles' rights or certificates.
+"""Short-lived tokens: EdDSA-signed JWTs.
 
 A token lives at most 15 minutes and names its audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
 overlap: the newest signs, older ones verify until every token they signed is over. `revoke` raises the holder's epoch, which ends all its
@@ -99,7 +99,7 @@ class TokenStore:
     ) -> None:
         """`folder` instead of `auth` in the state folder; not `writable`: other coordinators would not see what is written there.
 
-        With a clock (`monotonic`) the files are looked at every CHECK_FILES_S at most; what this object writes is known at once.
+        With a clock (`monotonic`) the files are checked every CHECK_FILES_S at most; what this object writes is known at once.
         """
         self.folder = folder or state_dir / AUTH_FOLDER
         self._writable = writable
@@ -123,8 +123,8 @@ class TokenStore:
         row = self.holders().get((role, name))
         return row.epoch if row else 0
 
-    def look_again(self) -> None:
-        """Look at the files at the next question, whenever they were looked at last."""
+    def read_again(self) -> None:
+        """Read the files at the next question, whenever they were read last."""
         self._fresh_until.clear()
 
     @contextmanager
@@ -296,7 +296,7 @@ class Tokens:
     def require_epoch(self, role: str, name: str, epoch: int) -> None:
         """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
         if epoch != _readable(lambda: self._store.epoch_of(role, name)):
-            self._store.look_again()
+            self._store.read_again()
         if epoch != _readable(lambda: self._store.epoch_of(role, name)):
             raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
@@ -312,7 +312,7 @@ class Tokens:
             key = _key_of(kid, _readable(self._store.signing_keys))
             if key is not None and _may_verify(key, now):
                 return key
-            self._store.look_again()
+            self._store.read_again()
         raise _unknown_key()
 
     def _remember(self, digest: bytes, claims: Claims) -> None:
@@ -409,7 +409,7 @@ def _may_verify(key: SigningKey | None, now: float) -> bool:
 
 
 def _digest(token: str) -> bytes:
-    """Tokens are looked up by digest, so that no comparison's time tells anything of a token."""
+    """Tokens are looked up by digest, so that no comparison's time reveals anything of a token."""
     return hashlib.sha256(token.encode()).digest()
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
@@ -15,6 +13,7 @@ from edge.cli import completion
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED
+from edge.core.shared_options import keys_of_options, with_options
 
 if TYPE_CHECKING:
     from edge.config.device_profile import Pick
@@ -129,35 +128,12 @@ class Settings:
         return self.resolve().config
 
 
-_OPTIONS = get_type_hints(Settings, include_extras=True)
-_DEFAULTS = {field.name: field.default for field in fields(Settings)}
-_KEYS = {name: hint.__metadata__[1] for name, hint in _OPTIONS.items() if len(getattr(hint, "__metadata__", ())) > 1}
+_KEYS = keys_of_options(Settings)
 
 
 def takes(names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a command the shared options of these names, as in `takes("model state")`, and --config and --set. In its help they stand where
-    its parameter `settings` stands, and they reach it there as one Settings."""
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=_OPTIONS[name])
-        for name in (*names.split(), "config_file", "sets")
-    ]
-
-    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-            parameters += shared if parameter.name == "settings" else own
-
-        @wraps(command)
-        def called(**given: Any) -> Result:
-            settings = Settings(**{parameter.name: given.pop(parameter.name) for parameter in shared})
-            return command(settings=settings, **given)
-
-        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return called
-
-    return decorate
+    """Give a command the shared options of these names, as in `takes("model state")`, and --config and --set."""
+    return with_options(Settings, (*names.split(), "config_file", "sets"))
 
 
 _WORDS = {

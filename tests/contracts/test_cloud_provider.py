@@ -15,13 +15,13 @@ import pytest
 
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.bundled import BundledProvider
-from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
-from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider
 from edge.core.types import Message
 from tests.engine.tiny_gguf import write_tiny_model
+from tests.faulty_provider import FaultRates, FaultyProvider
+from tests.scripted_provider import ScriptedAnswer, ScriptedProvider
 from tests.service import anthropic_traffic as traffic
 from tests.service.in_process import TOOLS
 from tests.service.upstream_server import answers, completion, delta, in_turn, running_upstream, sends, tool_answer, tool_stream

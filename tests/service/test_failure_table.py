@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
+from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.service.in_process import TOOLS, call, connected, running_coordinator
 from tests.service.upstream_server import Behaviour, answers, completion, disconnects, hangs, running_upstream, sends
 

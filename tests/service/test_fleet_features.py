@@ -16,7 +16,7 @@ from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.rates import RateLimiter
 from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
-from coordinator.control.devices import Fleet, list_tasks
+from coordinator.control.devices import Fleet
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied, RateLimited
@@ -320,9 +320,9 @@ async def test_devices_and_tasks_can_be_listed_and_outlive_a_restart(tmp_path) -
             ("d2", "2.0", NOW + 60.0),
         ]
         assert {device.first_seen for device in devices} == {NOW}
-        code, math = await list_tasks(it.store, it.config.effective_tasks)
-        assert (code.task, code.devices, code.steps, code.dual) == ("code", 0, 0, None)
-        assert (math.task, math.devices, math.steps, math.dual, math.charged.calls) == ("math", 1, 1, closed.dual_after, 1)
+        (task,), (price,) = await it.store.list_tasks(), await it.store.list_prices()
+        assert (task.device, task.task, task.next_step, task.charged.calls) == ("d1", "math", 1, 1)
+        assert price.dual == closed.dual_after
 
 
 async def test_a_malformed_device_cannot_be_disabled() -> None:

@@ -117,7 +117,7 @@ async def test_failed_handshakes_leave_grpcs_own_words_out_of_the_log(fleet, tmp
 
 
 async def test_failed_handshakes_are_counted_beside_the_connections_that_are_served(fleet, monkeypatch) -> None:
-    monkeypatch.setattr("coordinator.service.handshakes.PATIENCE_S", 0.2)
+    monkeypatch.setattr("coordinator.service.tls.PATIENCE_S", 0.2)
     async with fleet.running(metrics_listen="127.0.0.1:0") as (coordinator, address):
         url = coordinator.serving.metrics_url
         for shown in strangers_of(fleet):

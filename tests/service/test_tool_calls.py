@@ -15,12 +15,12 @@ from coordinator.calls.admission import Gate
 from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
-from coordinator.providers.faults import FaultRates, FaultyProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import ProviderError
-from coordinator.providers.scripted import ScriptedProvider
 from edge.core.errors import CoordinatorUnavailable, InvalidRequest
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tests.faulty_provider import FaultRates, FaultyProvider
+from tests.scripted_provider import ScriptedProvider
 from tests.service import anthropic_traffic as traffic
 from tests.service.in_process import PRICE, TOOLS, call, connected, running_coordinator
 from tests.service.processes import command, coordinator_process, fake_upstream, settings_for

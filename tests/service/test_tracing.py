@@ -158,12 +158,12 @@ def test_serving_without_telemetry_imports_no_opentelemetry() -> None:
 import sys
 from coordinator.commands import admin_client
 from coordinator import app as bootstrap
-from coordinator.service import telemetry as observation
+from coordinator.service.telemetry import Telemetry
 from coordinator.service import server
 from coordinator.service import tracing
 from coordinator.config import CoordinatorConfig
 from edge.core.clock import SystemClock
-observation.Observation(CoordinatorConfig(), SystemClock())
+Telemetry(CoordinatorConfig(), SystemClock())
 assert not any(name.startswith("opentelemetry") for name in sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,6 @@ import pytest
 
 from coordinator.providers.provider import ProviderRequest
 from coordinator.providers.recorded import RecordedProvider
-from coordinator.providers.scripted import ScriptedAnswer, ScriptedProvider, always
 from edge.cloud.group_calls import CloudOutcome
 from edge.core.errors import ConfigError, StateError
 from edge.core.types import Message, TokenUsage
@@ -21,6 +20,7 @@ from edge.evaluation.judging import WRONG, Bill, Judged, RolloutSettings, Verdic
 from edge.evaluation.plan import Journal
 from edge.rpc.cassette import RecordedAnswer, append_answer
 from edge.rpc.client import CloudCall, CloudCompletion
+from tests.scripted_provider import ScriptedAnswer, ScriptedProvider, always
 
 
 def call(content: str = "a private question", key: str = "k") -> CloudCall:

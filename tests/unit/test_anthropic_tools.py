@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers.anthropic_tools import NotSayable, said_to_anthropic, tool_call
+from coordinator.providers.anthropic_wire import NotTranslatable, tool_call, translated
 
 ADD = {"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object", "required": ["a"]}}}
 
 
 def said(**fields: Any) -> dict[str, Any]:
-    return said_to_anthropic(json.dumps(fields))
+    return translated(json.dumps(fields))
 
 
 def called(call_id: str, arguments: str = '{"a": 2}') -> dict[str, Any]:
@@ -100,6 +100,6 @@ def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
     ],
 )
 def test_what_has_no_word_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(NotSayable, match=why) as refused:
+    with pytest.raises(NotTranslatable, match=why) as refused:
         said(**fields)
     assert "\n" not in str(refused.value)

@@ -82,7 +82,7 @@ async def test_spend_adds_up_whatever_the_end_of_the_attempts_was_and_refunds_ad
 
 async def test_a_long_journal_is_read_over_several_looks_and_only_its_end(monkeypatch) -> None:
     monkeypatch.setattr(module, "PAGE", 10)
-    monkeypatch.setattr(module, "PAGES_A_LOOK", 2)
+    monkeypatch.setattr(module, "PAGES_PER_READ", 2)
     monkeypatch.setattr(module, "BACKLOG", 50)
     curves = Curves(reader([closing(seq, "a", seq, 5, 0.5) for seq in range(1, 101)]))
     looks = [await curves.catch_up() for _ in range(3)]

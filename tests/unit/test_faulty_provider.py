@@ -21,11 +21,11 @@ from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.providers.faults import FAULTS, FaultRates, FaultyProvider
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import CoordinatorError
 from edge.core.types import Message
 from edge.testing.clock import ManualClock
+from tests.faulty_provider import FAULTS, FaultRates, FaultyProvider
 from tests.service.in_process import PRICE, call
 from tests.unit.virtual_time import run_in_virtual_time
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.service.handshakes import PATIENCE_S, Handshakes
+from coordinator.service.tls import PATIENCE_S, Handshakes
 from edge.testing.clock import ManualClock
 
 LONGEST_S = 100.0
@@ -78,7 +78,7 @@ def test_failures_are_told_in_one_line_and_only_once(caplog) -> None:
         world.handshakes.began()
     world.clock.advance(PATIENCE_S)
     with caplog.at_level(logging.WARNING):
-        world.handshakes.tell()
-        world.handshakes.tell()
+        world.handshakes.log_failures()
+        world.handshakes.log_failures()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("3 TLS connections came to no call")

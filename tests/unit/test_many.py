@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.calls.batch import ManyAtOnce
-from coordinator.service.budget_watch import RUNG_AT_ONCE, BudgetBell, versions
+from coordinator.service.budget_watch import NOTIFIED_AT_ONCE, BudgetNotifier, versions
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
@@ -135,12 +135,12 @@ async def test_an_answer_that_raises_is_replied_to_as_failed_and_gives_its_slot_
 class Ledger:
     """A budget that the test changes, and how often it was read."""
 
-    def __init__(self, bell: BudgetBell) -> None:
-        self.bell, self.budget, self.reads = bell, BUDGET, 0
+    def __init__(self, notifier: BudgetNotifier) -> None:
+        self.notifier, self.budget, self.reads = notifier, BUDGET, 0
 
     def change(self, device: str = "d", task: str = "math") -> None:
         self.budget = replace(self.budget, version=self.budget.version + 1)
-        self.bell.ring(device, task)
+        self.notifier.notify(device, task)
 
     async def read(self) -> BudgetSnapshot:
         self.reads += 1
@@ -148,20 +148,20 @@ class Ledger:
 
 
 async def test_a_slow_reader_gets_only_the_newest_version() -> None:
-    ledger = Ledger(BudgetBell())
-    async with aclosing(versions(ledger.bell, "d", "math", ledger.read, 60.0)) as seen:
+    ledger = Ledger(BudgetNotifier())
+    async with aclosing(versions(ledger.notifier, "d", "math", ledger.read, 60.0)) as seen:
         assert (await anext(seen)).version == 1
         for _ in range(100):
             ledger.change()
         assert (await anext(seen)).version == 101
         ledger.change()
         assert (await anext(seen)).version == 102
-    assert ledger.reads == 3 and ledger.bell.listeners == 0
+    assert ledger.reads == 3 and ledger.notifier.watchers == 0
 
 
 async def test_a_quiet_budget_sends_heartbeats_and_a_change_elsewhere_is_seen_with_them() -> None:
-    ledger = Ledger(BudgetBell())
-    async with aclosing(versions(ledger.bell, "d", "math", ledger.read, 0.01)) as seen:
+    ledger = Ledger(BudgetNotifier())
+    async with aclosing(versions(ledger.notifier, "d", "math", ledger.read, 0.01)) as seen:
         assert (await anext(seen)).version == 1
         assert await anext(seen) is None
         ledger.change(device="another")
@@ -177,53 +177,57 @@ async def _first_of_version(seen, version):
 
 
 async def test_only_the_watchers_of_the_device_and_task_are_woken() -> None:
-    bell = BudgetBell()
-    with bell.listening("d", "math") as mine, bell.listening("d", "code") as other, bell.listening("e", "math") as foreign:
-        bell.ring("d", "math")
+    notifier = BudgetNotifier()
+    with (
+        notifier.watching("d", "math") as mine,
+        notifier.watching("d", "code") as other,
+        notifier.watching("e", "math") as foreign,
+    ):
+        notifier.notify("d", "math")
         assert (mine.is_set(), other.is_set(), foreign.is_set()) == (True, False, False)
-        bell.ring("d")
+        notifier.notify("d")
         assert other.is_set() and not foreign.is_set()
-        bell.ring_all()
+        notifier.notify_all()
         assert foreign.is_set()
 
 
-async def test_what_concerns_many_rings_at_once_and_then_once_for_all_that_follows_within_the_pause() -> None:
-    bell = BudgetBell(shared_pause_s=0.05)
-    with bell.listening("d", "math") as mine, bell.listening("e", "code") as other:
-        bell.ring_shared("math")
+async def test_what_concerns_many_is_notified_at_once_and_then_once_for_all_that_follows_within_the_pause() -> None:
+    notifier = BudgetNotifier(shared_pause_s=0.05)
+    with notifier.watching("d", "math") as mine, notifier.watching("e", "code") as other:
+        notifier.notify_shared("math")
         assert mine.is_set() and not other.is_set()
         mine.clear()
         for _ in range(100):
-            bell.ring_shared("math")
-            bell.ring_shared()
+            notifier.notify_shared("math")
+            notifier.notify_shared()
         assert not mine.is_set() and not other.is_set()
         async with asyncio.timeout(60.0):
             await other.wait()
         assert mine.is_set()
         mine.clear()
-        bell.ring_shared()
-        assert not mine.is_set(), "the pause begins anew with each ring"
+        notifier.notify_shared()
+        assert not mine.is_set(), "the pause begins anew with each round"
         await asyncio.wait_for(mine.wait(), 5.0)
 
 
-async def test_what_concerns_very_many_rings_a_few_at_a_time_and_for_everybody_in_the_end() -> None:
-    bell, count = BudgetBell(shared_pause_s=0.0), 3 * RUNG_AT_ONCE
+async def test_what_concerns_very_many_is_notified_a_few_at_a_time_and_for_everybody_in_the_end() -> None:
+    notifier, count = BudgetNotifier(shared_pause_s=0.0), 3 * NOTIFIED_AT_ONCE
     with ExitStack() as held:
-        rungs = [held.enter_context(bell.listening(f"d{number}", "math")) for number in range(count)]
-        bell.ring_shared("math")
-        assert sum(rung.is_set() for rung in rungs) == RUNG_AT_ONCE
-        for rung in rungs:
-            rung.clear()
-        bell.ring_shared()  # those that were rung are told of this, too
-        for rung in rungs:
-            await asyncio.wait_for(rung.wait(), 10.0)
+        changes = [held.enter_context(notifier.watching(f"d{number}", "math")) for number in range(count)]
+        notifier.notify_shared("math")
+        assert sum(changed.is_set() for changed in changes) == NOTIFIED_AT_ONCE
+        for changed in changes:
+            changed.clear()
+        notifier.notify_shared()  # those that were notified hear of this, too
+        for changed in changes:
+            await asyncio.wait_for(changed.wait(), 10.0)
 
 
 async def test_a_watch_ends_with_draining_at_the_stop() -> None:
-    ledger = Ledger(BudgetBell())
-    seen = versions(ledger.bell, "d", "math", ledger.read, 60.0)
+    ledger = Ledger(BudgetNotifier())
+    seen = versions(ledger.notifier, "d", "math", ledger.read, 60.0)
     await anext(seen)
-    ledger.bell.stop()
+    ledger.notifier.stop()
     with pytest.raises(CoordinatorUnavailable) as caught:
         await anext(seen)
-    assert caught.value.reason == "DRAINING" and ledger.bell.listeners == 0
+    assert caught.value.reason == "DRAINING" and ledger.notifier.watchers == 0

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from coordinator.providers.recorded import RecordedProvider
-from coordinator.providers.scripted import ScriptedAnswer, ScriptedFailure, ScriptedHang, ScriptedProvider, always, in_turn
 from edge.core.errors import ConfigError
 from edge.core.types import Message, TokenUsage
+from tests.scripted_provider import ScriptedAnswer, ScriptedFailure, ScriptedHang, ScriptedProvider, always, in_turn
 
 
 def asks(content: str = "a private question", key: str = "k", **changes: object) -> ProviderRequest:

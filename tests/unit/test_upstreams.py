@@ -12,8 +12,8 @@ from coordinator.calls.breaker import Outcome
 from coordinator.calls.prices import DatedPrice, DatedPrices, Price
 from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.providers.provider import ProviderError
-from coordinator.providers.scripted import ScriptedProvider
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
+from tests.scripted_provider import ScriptedProvider
 from tests.service.in_process import PRICE, call
 
 NOW = 1_790_000_000.0  # 2026-09-21

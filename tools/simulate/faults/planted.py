@@ -237,14 +237,14 @@ def _cache_crosses(patch: Patch) -> None:
 
 @bug("I11", "a watcher is never woken")
 def _never_woken(patch: Patch) -> None:
-    async def sleep(rung: Any, seconds: float) -> bool:
+    async def sleep(changed: Any, seconds: float) -> bool:
         await asyncio.sleep(seconds)
         return False
 
-    async def versions(bell: Any, device: str, task: str, read: Any, heartbeat_s: float) -> Any:
+    async def versions(notifier: Any, device: str, task: str, read: Any, heartbeat_s: float) -> Any:
         yield await read()
-        with bell.listening(device, task):
-            while not bell.stopped:
+        with notifier.watching(device, task):
+            while not notifier.stopped:
                 await sleep(None, heartbeat_s)
                 yield None
 

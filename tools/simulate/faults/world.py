@@ -321,7 +321,7 @@ class World:
         await asyncio.sleep(1.0)
         if broker.in_flight:
             self.leftovers.append(f"{broker.in_flight} calls are in flight after the drain")
-        at_rest = {f"{host.name}: start", f"{host.name}: budget bell", "ledger writer"}
+        at_rest = {f"{host.name}: start", f"{host.name}: budget notifier", "ledger writer"}
         self.leftovers += [name for name in self.loop.live_tasks(host) if name not in at_rest]
 
     # judging -------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from coordinator.ledger.verify import VerifyReport, verify
 from coordinator.providers.provider import CloudProvider
 from coordinator.service.access import DEVICE_ID_KEY
 from coordinator.service.admin_api import AdminApi, AdminDesk, Administrator
-from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetBell, ring_changes
+from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier, notify_changes
 from coordinator.service.device_api import ApiTerms, Caller, DeviceApi
 from coordinator.service.methods import Boundary, bind
 from coordinator.service.reload import Changeable, apply_config
@@ -157,10 +157,10 @@ class Site:
             draining.add_done_callback(lambda _: self._network.later(0.0, ended), context=contextvars.Context())
 
     async def _run(self, host: Host) -> None:
-        bell = BudgetBell(self._shared_pause_s)
+        notifier = BudgetNotifier(self._shared_pause_s)
         store = await self._open()
         fleet = Fleet(store, self._clock)
-        host.spawn(ring_changes(bell, store.changes(), fleet.heard), "budget bell")
+        host.spawn(notify_changes(notifier, store.changes(), fleet.heard), "budget notifier")
         await _insist(fleet.refresh)
         set_before = await _insist(store.list_set_limits)
         config, service = self.config, self.config.service
@@ -181,7 +181,7 @@ class Site:
         table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
         broker = Broker(store, table, controller, book, self._clock, terms, limiter)
         heartbeat = ApiTerms(heartbeat_s=service.watch_heartbeat_s)
-        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), bell=bell, terms=heartbeat)
+        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, terms=heartbeat)
         tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
         admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
         upkeep = Upkeep(store, book, config, self._clock, fleet)
@@ -190,7 +190,7 @@ class Site:
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store
         self.admin_endpoint = self._admin_endpoint(host, admin)
-        self._parts = Changeable(book, controller, limiter, table, upkeep, bell)
+        self._parts = Changeable(book, controller, limiter, table, upkeep, notifier)
         await upkeep.run()
 
     def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:

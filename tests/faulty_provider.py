@@ -1,8 +1,5 @@
-"""Faults of upstreams, drawn from a seed: what a call meets, and what really happened to it. Knows chances and acts; knows nothing of
-budgets. For fault runs and the simulator: it waits on the event loop only, so that virtual time runs it.
-
-What an upstream does and what it seems to have done are two things: a time-out may hide an answer that was billed. `FaultyProvider.log`
-tells the truth, so that a checker can compare it with the ledger.
+"""A CloudProvider that fails in ways drawn from a seed. `log` tells what really happened, which may differ from what the call showed: a
+time-out may hide an answer that was billed.
 """
 
 from __future__ import annotations
@@ -13,8 +10,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_by_bytes
-from coordinator.providers.scripted import pieces_of
+from coordinator.providers.provider import (
+    ProviderDelta,
+    ProviderError,
+    ProviderRequest,
+    ProviderResult,
+    bound_by_bytes,
+    pieces_of,
+)
 from edge.core.types import TokenUsage
 
 _WORDS = ("alpha", "beta", "gamma", "delta", "omega")

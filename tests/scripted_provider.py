@@ -1,4 +1,4 @@
-"""A provider that does what it is told: answers, delays, failures. Knows a script; for tests, the simulator and fault runs."""
+"""A CloudProvider that plays a script: answers, delays, failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
+from coordinator.providers.provider import (
+    ProviderDelta,
+    ProviderError,
+    ProviderRequest,
+    ProviderResult,
+    bound_of_request,
+    pieces_of,
+)
 from edge.core.types import TokenUsage
 
 USUAL_USAGE = TokenUsage(20, 10)
@@ -107,9 +114,3 @@ class ScriptedProvider:
             message = f"the script failed ({act.kind})"
             raise ProviderError(message, kind=act.kind, executed=act.executed, retry_after_s=act.retry_after_s, usage=act.usage)
         return ProviderResult(act.text, act.usage, act.upstream_id, act.finish, act.beyond_text)
-
-
-def pieces_of(text: str) -> list[str]:
-    """A text cut behind each space, as a stream would bring it; the joined pieces are the text."""
-    words = text.split(" ")
-    return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])

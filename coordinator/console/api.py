@@ -1,28 +1,42 @@
-"""What the console shows, as JSON. Knows the administrators' handlers and the meters; knows nothing of HTTP. Reads only.
+"""The console: its page, and the JSON behind it. It only reads.
 
-Everything listed is told by the same functions that answer the AdminService, so that the page and the commands cannot disagree.
+Everything listed comes from the functions that answer the AdminService, so that the page and the commands cannot disagree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from typing import Any
+
+from aiohttp import web
 
 from coordinator.console.curves import Curves
 from coordinator.service.admin_api import AdminApi, Administrator
 from coordinator.service.admin_text import as_json
-from coordinator.service.measuring import Refusals
-from coordinator.service.metrics import BudgetGauge, Gauges
+from coordinator.service.metrics import BudgetGauge, Gauges, Refusals
+from coordinator.service.sideport import Handler, Route, json_reply
 from edge.core.clock import Clock
 from edge.rpc.v1 import admin_pb2
 
 ROWS = 200
 READER = Administrator("console")
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page/app.js": ("app.js", "text/javascript"),
+    "/page/style.css": ("style.css", "text/css"),
+}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
+ROLES = frozenset({"console", "admin"})
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleState:
+class Console:
     """`gauges` are looked up anew each time; `budgets(pairs)` are those of the present windows."""
 
     api: AdminApi
@@ -67,3 +81,24 @@ class ConsoleState:
         return [
             {**as_json(row), "price": by_alias.get(row.alias), "breaker": breakers.get(row.alias)} for row in listed.upstreams
         ]
+
+
+def console_routes(console: Console) -> list[Route]:
+    """The page itself is open; its data is for roles console and admin."""
+
+    async def now(request: web.Request) -> web.Response:
+        return json_reply(await console.now())
+
+    async def history(request: web.Request) -> web.Response:
+        return json_reply(await console.history())
+
+    page = [Route(path, _file(*file), None) for path, file in _PAGE.items()]
+    return [*page, Route("/api/state", now, ROLES), Route("/api/curves", history, ROLES)]
+
+
+def _file(name: str, media_type: str) -> Handler:
+    async def reply(request: web.Request) -> web.Response:
+        text = (files("coordinator.console") / "page" / name).read_text(encoding="utf-8")
+        return web.Response(text=text, content_type=media_type, headers=_HEADERS)
+
+    return reply

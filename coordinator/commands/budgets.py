@@ -1,0 +1,188 @@
+"""What may be spent and what was, of a running coordinator or of the ledger in a state folder; and how limits are changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.app import in_ledger, open_rows
+from coordinator.commands.admin_client import AdminClient, running_coordinator
+from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, Limits, PriceRow, TaskRow, amount_text
+from coordinator.ledger.budgets import SCOPES, limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
+from coordinator.ledger.transitions import task_as_seen
+from coordinator.service.admin_api import MOST_UNITS
+from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
+from edge.core.formatting import counted
+from edge.core.periods import PERIODS
+from edge.rpc.v1 import admin_pb2
+
+UNITS = ("calls", "tokens", "uusd")
+_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """The limits that hold, all budgets, all tasks, each λ that several tasks or devices share, and by scope the settings among the limits
+    that were set at run time. `configured`: the limits are a configuration's, not only what the ledger remembers of one."""
+
+    limits: BudgetsConfig
+    budgets: Sequence[BudgetRow]
+    tasks: Sequence[TaskRow]
+    prices: Sequence[PriceRow]
+    settings_set: Mapping[str, Sequence[str]]
+    configured: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {
+            "limits": self.limits.model_dump(),
+            "set": {scope: list(names) for scope, names in self.settings_set.items()},
+            "budgets": [_budget_json(row) for row in self.budgets],
+            "tasks": [_task_json(row) for row in self.tasks],
+            "prices": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in self.prices],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        recorded = {row.key.split("@")[0].split("[")[0] for row in self.budgets}
+        for scope in SCOPES:
+            none = "no limit" if self.configured or scope in recorded else "as configured"
+            yield f"limit of {scope}: {limit_text(getattr(self.limits, scope), none, self.settings_set.get(scope, ()))}"
+        used = [row for row in self.budgets if not row.key.startswith(("step[", "share/"))]
+        for row in used:
+            yield f"used by {row.key}: " + ", ".join(_used_text(row, unit) for unit in UNITS)
+        if not used:
+            yield "nothing was spent yet"
+        for price in self.prices:
+            yield f"shared price {price.key}: λ {price.dual:.4f} after {counted(price.updates, 'step')}"
+        for task in self.tasks:
+            calls = amount_text("calls", task.charged.calls)
+            yield f"{task.device} {task.task}: λ {task.dual:.4f}, τ {task.target_rate:g}, next step {task.next_step}, {calls}"
+
+
+def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
+    """As a running coordinator reports it, or where none runs, from the ledger of its state folder; not `configured`: by the limits that
+    the ledger remembers. Raises CoordinatorError, StateError.
+    """
+    with running_coordinator(config) as client:
+        if client is not None:
+            return _reported(client)
+    with open_rows(config) as rows:
+        budgets, prices = list(rows.all_budgets()), {row.key: row for row in rows.all_prices()}
+        tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all_tasks()]
+        was_set = tuple(rows.set_limits())
+    limits, now = overlaid(config.budgets if configured else limits_in_ledger(budgets), was_set), SystemClock().now()
+    shown = rows_held_to_next(budgets, limits, now) if configured else rows_with_set(budgets, was_set, now)
+    return Spending(limits, shown, tasks, list(prices.values()), settings_set(was_set), configured)
+
+
+def set_limits(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
+    """Change limits of a scope, by a running coordinator or in the ledger where none runs; returns those that hold now."""
+    with running_coordinator(config) as client:
+        if client is not None:
+            units = {unit: _limit_change(changes[name]) for unit, name in _LIMITS.items() if name in changes}
+            client.ask("SetBudget", admin_pb2.SetBudgetRequest(scope=scope, window=changes.get("window", ""), **units))
+            return _reported(client).limits
+    return overlaid(config.budgets, in_ledger(config, lambda store: store.set_limits(scope, changes, SystemClock().now())))
+
+
+def changes_given(scope: str, amounts: Mapping[str, str | None], window: str | None) -> dict[str, Any]:
+    """The settings of a scope that a person asks for: amounts by unit, each a number, `none` or `config`. Raises UsageError."""
+    if scope not in SCOPES:
+        raise UsageError(f"unknown scope {scope!r}; known: {', '.join(SCOPES)}")
+    changes: dict[str, Any] = {
+        _LIMITS[unit]: _amount_given(_LIMITS[unit], text) for unit, text in amounts.items() if text is not None
+    }
+    if window is not None:
+        if window not in (*PERIODS, "config"):
+            raise UsageError(f"unknown window {window!r}; known: {', '.join(PERIODS)}, config")
+        changes["window"] = AS_CONFIGURED if window == "config" else window
+    if not changes:
+        raise UsageError("nothing to set", hint="give --calls, --tokens, --spend-uusd or --window")
+    return changes
+
+
+def _amount_given(name: str, text: str) -> int | str | None:
+    if text in ("none", "config"):
+        return None if text == "none" else AS_CONFIGURED
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_UNITS):
+        raise UsageError(f"{name} must be a whole number up to {MOST_UNITS}, `none` or `config`, not {text!r}")
+    return int(text)
+
+
+def limit_text(limits: LimitConfig, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
+    """The limits of a scope in a line; `was_set`: the settings among them that were set at run time."""
+    given = {unit: getattr(limits, name) for unit, name in _LIMITS.items()}
+    amounts = [amount_text(unit, value) for unit, value in given.items() if value is not None]
+    names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
+    text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
+    return text + (f"; by `budget set`: {', '.join(names)}" if names else "")
+
+
+def _reported(client: AdminClient) -> Spending:
+    replies = list(client.pages("ListBudgets", admin_pb2.ListBudgetsRequest(include_steps=True)))
+    pages = list(client.pages("ListTasks", admin_pb2.ListTasksRequest()))
+    scopes = replies[0].scopes
+    return Spending(
+        BudgetsConfig.model_validate({scope.scope: _scope_settings(scope) for scope in scopes}),
+        [_budget_row(record) for reply in replies for record in reply.budgets],
+        [_task_row(record) for reply in pages for record in reply.tasks],
+        [PriceRow(record.key, record.dual, record.updates) for page in pages for record in page.shared_prices],
+        {scope.scope: tuple(scope.set) for scope in scopes if scope.set},
+        configured=True,
+    )
+
+
+def _limit_change(value: int | str | None) -> admin_pb2.LimitChange:
+    if isinstance(value, str):
+        return admin_pb2.LimitChange(configured=True)
+    return admin_pb2.LimitChange(unlimited=True) if value is None else admin_pb2.LimitChange(value=value)
+
+
+def _scope_settings(scope: admin_pb2.ScopeLimits) -> dict[str, Any]:
+    limits = _limits(scope.limits)
+    return {"window": scope.window, **{name: getattr(limits, unit) for unit, name in _LIMITS.items()}}
+
+
+def _limits(wire: admin_pb2.UnitLimits) -> Limits:
+    return Limits(*(getattr(wire, unit) if wire.HasField(unit) else None for unit in UNITS))
+
+
+def _amount(wire: admin_pb2.AmountUsed) -> Amount:
+    return Amount(wire.calls, wire.tokens, wire.uusd)
+
+
+def _budget_row(record: admin_pb2.BudgetRecord) -> BudgetRow:
+    limits = _limits(record.limits)
+    return BudgetRow(record.key, limits, limits, _amount(record.committed), _amount(record.reserved))
+
+
+def _task_row(record: admin_pb2.TaskRecord) -> TaskRow:
+    charged = _amount(record.charged)
+    return TaskRow(record.device, record.task, record.dual, record.target_rate, record.next_step, record.version, charged)
+
+
+def _budget_json(row: BudgetRow) -> dict[str, Any]:
+    amounts = {"committed": row.committed, "reserved": row.reserved, "limits": row.asked}
+    return {"key": row.key, **{unit: {name: getattr(amount, unit) for name, amount in amounts.items()} for unit in UNITS}}
+
+
+def _task_json(row: TaskRow) -> dict[str, Any]:
+    return {
+        "device": row.device,
+        "task": row.task,
+        "dual": row.dual,
+        "target_rate": row.target_rate,
+        "next_step": row.next_step,
+        "spend_uusd": row.charged.uusd,
+        "calls": row.charged.calls,
+        "tokens": row.charged.tokens,
+    }
+
+
+def _used_text(row: BudgetRow, unit: str) -> str:
+    limit = getattr(row.asked, unit)
+    return f"{'micro-USD' if unit == 'uusd' else unit} {getattr(row.used, unit)}" + ("" if limit is None else f" of {limit}")

@@ -1,0 +1,338 @@
+"""What measures and traces a running coordinator: around RPCs, the ledger and providers.
+
+Each wraps a role once, counts in the metrics and, where traces are configured, makes the span. It behaves exactly as what it wraps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar, cast
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from coordinator.ledger.accounts import (
+    Amount,
+    AttemptRow,
+    CallState,
+    CloseStepRequest,
+    OpenStepRequest,
+    Reserved,
+    ReserveOutcome,
+    ReserveRequest,
+    Resolution,
+    Settlement,
+    StepRow,
+)
+from coordinator.ledger.stores.store import LedgerStore, Operation, WrappedStore
+from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
+from coordinator.service.access import identity_of_call
+from coordinator.service.handlers import Wrapping
+from coordinator.service.methods import is_unknown
+from coordinator.service.metrics import Histogram, Meters, Refusals, RpcMeter
+from coordinator.service.tracing import Tracing, end_rpc
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
+from edge.rpc.errors import DETAILS_KEY
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Time = Callable[[], float]
+UNMEASURED = ("grpc.health.", "grpc.reflection.")
+CANCELLED = ("CANCELLED", "CALLER_LEFT")
+_TRACED_OPERATIONS = frozenset({"reserve", "settle", "refund", "fail", "doubt"})
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+class MeasuredRpcs(Wrapping):
+    """Times, counts and traces every RPC of a listener. It stands before authentication, so that what is refused there is counted too.
+
+    `lasting` names the streams whose duration says nothing.
+    """
+
+    def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None, lasting: frozenset[str]) -> None:
+        self._meters = meters
+        self._refusals = refusals
+        self.tracing = tracing
+        self._lasting = lasting
+
+    def passes(self, method: str, handler: Any) -> bool:
+        """Health checks, reflection and what does not exist are not measured."""
+        return is_unknown(handler) or method.startswith(UNMEASURED, 1)
+
+    def replying(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """One reply."""
+        meter, time = self._meters.rpc(method.rpartition("/")[2]), asyncio.get_running_loop().time
+
+        async def measured(request: Any, context: Any) -> Any:
+            with _RunningRpc(self, method, meter, context, time):
+                return await inner(request, context)
+
+        return measured
+
+    def streaming(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
+        """A stream of replies."""
+        name = method.rpartition("/")[2]
+        meter, time = self._meters.rpc(name), None if name in self._lasting else asyncio.get_running_loop().time
+
+        async def measured(request: Any, context: Any) -> AsyncIterator[Any]:
+            with _RunningRpc(self, method, meter, context, time):
+                async with aclosing(inner(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
+
+        return measured
+
+    def failed(self, meter: RpcMeter, method: str, context: Any) -> tuple[str, str]:
+        """Count an RPC that gave no answer by the code and reason that its context says it ended with; nothing is said to a caller that
+        left."""
+        status = _status_of(context)
+        code, reason = ended = CANCELLED if status is None else (str(_CODES.get(status.code, "UNKNOWN")), _reason_of(status))
+        meter.refused[ended] += 1
+        if ended != CANCELLED:
+            message = "" if status is None else str(status.message)
+            self._refusals.note(method.rpartition("/")[2], _who(context), code, reason, message)
+        return ended
+
+
+class _RunningRpc:
+    """`with`: one RPC from its arrival to its end. A class, since a generator's context manager costs too much at every call."""
+
+    __slots__ = ("_began", "_context", "_meter", "_method", "_rpcs", "_span", "_time")
+
+    def __init__(self, rpcs: MeasuredRpcs, method: str, meter: RpcMeter, context: Any, time: Time | None) -> None:
+        self._rpcs = rpcs
+        self._method = method
+        self._meter = meter
+        self._context = context
+        self._time = time
+
+    def __enter__(self) -> None:
+        self._began = 0.0 if self._time is None else self._time()
+        tracing = self._rpcs.tracing
+        self._span = None if tracing is None else tracing.begin_rpc(self._method, self._context.invocation_metadata())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        code, reason = "OK", ""
+        if kind is None:
+            self._meter.answered += 1
+        else:
+            code, reason = self._rpcs.failed(self._meter, self._method, self._context)
+        if self._time is not None:
+            self._meter.seconds.observe(self._time() - self._began)
+        if self._span is not None:
+            end_rpc(self._span, code, reason)
+
+
+def _status_of(context: Any) -> status_pb2.Status | None:
+    for key, value in context.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            return status_pb2.Status.FromString(value)
+    return None
+
+
+def _reason_of(status: status_pb2.Status) -> str:
+    info = error_details_pb2.ErrorInfo()
+    return str(info.reason) if any(detail.Unpack(info) for detail in status.details if detail.Is(info.DESCRIPTOR)) else ""
+
+
+def _who(context: Any) -> str:
+    try:
+        return identity_of_call().device
+    except LookupError:
+        return str(context.peer())[:64]
+
+
+class MeasuredProvider:
+    """A CloudProvider whose completions are timed and traced; everything else is the inner provider's."""
+
+    def __init__(self, inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+        self._inner = inner
+        self._alias = alias
+        self._meters = meters
+        self._time = time
+        self._tracing = tracing
+        self.input_token_bound = inner.input_token_bound
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def complete(self, request: ProviderRequest) -> ProviderResult:
+        """Complete once."""
+        with self._asking(request) as asking:
+            asking.result = await self._inner.complete(asking.request)
+            return asking.result
+
+    async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
+        """Complete once, piece by piece."""
+        with self._asking(request) as asking:
+            async with aclosing(self._inner.stream(asking.request)) as deltas:
+                async for delta in deltas:
+                    asking.result = delta.result or asking.result
+                    yield delta
+
+    @contextmanager
+    def _asking(self, request: ProviderRequest) -> Iterator[_Asking]:
+        asking, began, failure = _Asking(request), self._time(), "cut"
+        try:
+            if self._tracing is None:
+                yield asking
+            else:
+                with self._tracing.upstream(self._alias, request) as (span, headers):
+                    asking.request = replace(request, trace_headers=headers)
+                    yield asking
+                    if asking.result is not None and asking.result.usage is not None:
+                        span.set_attribute("gen_ai.usage.input_tokens", asking.result.usage.input_tokens)
+                        span.set_attribute("gen_ai.usage.output_tokens", asking.result.usage.output_tokens)
+        except ProviderError as error:
+            asking.result, failure = None, error.kind
+            raise
+        finally:
+            self._meters.upstream_took(self._alias, "ok" if asking.result is not None else failure, self._time() - began)
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A request under way and, once it is there, its result."""
+
+    request: ProviderRequest
+    result: ProviderResult | None = None
+
+
+def measured_provider(inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> CloudProvider:
+    """The provider, timed and traced."""
+    return cast(CloudProvider, MeasuredProvider(inner, alias, meters, time, tracing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What an open attempt holds, and what its charge will be counted under."""
+
+    task: str
+    model: str
+    amount: Amount
+
+
+class MeasuredStore(WrappedStore):
+    """A LedgerStore whose operations are timed and traced and whose money is counted."""
+
+    def __init__(self, inner: LedgerStore, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+        super().__init__(inner)
+        self._meters = meters
+        self._time = time
+        self._tracing = tracing
+        self._holds: dict[tuple[str, str, int], _Hold] = {}
+        self._notes: Mapping[str, Callable[..., None]] = {
+            "reserve": self._reserved,
+            "settle": self._settled,
+            "refund": self._ended(CallState.REFUNDED),
+            "fail": self._ended(CallState.FAILED),
+            "doubt": self._ended(CallState.IN_DOUBT),
+            "sweep": self._swept,
+            "open_step": self._opened,
+            "close_step": self._closed,
+            "get_budget": lambda *_: None,
+        }
+
+    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one operation; those that calls and steps are made of are timed and noted."""
+        name = operation.name
+        note = self._notes.get(name)
+        if note is None:
+            return await self._inner.perform(operation, *args, **kwargs)
+        histogram: Histogram = self._meters.ledger_seconds.get(name) or self._meters.ledger(name)
+        began = self._time()
+        try:
+            if self._tracing is None or name not in _TRACED_OPERATIONS:
+                outcome = await self._inner.perform(operation, *args, **kwargs)
+            else:
+                with self._tracing.span(name, **_attributes_asked(args)) as span:
+                    outcome = await self._inner.perform(operation, *args, **kwargs)
+                    _note_outcome(span, outcome)
+        except CoordinatorUnavailable:
+            self._meters.ledger_failures[name] += 1
+            raise
+        except BudgetExhausted as error:
+            self._meters.exhausted[error.metadata.get("scope", ""), error.metadata.get("unit", "")] += 1
+            raise
+        finally:
+            histogram.observe(self._time() - began)
+        note(outcome, *args, **kwargs)
+        return outcome
+
+    def _reserved(self, outcome: ReserveOutcome, request: ReserveRequest) -> None:
+        if isinstance(outcome, Reserved):
+            label = self._meters.task_label(request.task)
+            self._holds[request.device, request.key, outcome.attempt] = _Hold(label, request.model, request.hold)
+            self._meters.holds += 1
+            self._meters.hold_uusd += request.hold.uusd
+
+    def _settled(self, resolution: Resolution, settlement: Settlement) -> None:
+        hold = self._released(settlement.device, settlement.key, settlement.attempt)
+        if hold is not None and resolution.applied:
+            self._charge(hold, CallState.COMPLETED, settlement.charge.capped(hold.amount))
+            self._meters.tokens[hold.task, hold.model, "input"] += settlement.input_tokens
+            self._meters.tokens[hold.task, hold.model, "output"] += settlement.output_tokens
+
+    def _ended(self, state: CallState) -> Callable[..., None]:
+        """Notes an attempt that ended without an answer, charged at nothing, at what `fail` says, or at its hold."""
+
+        def note(resolution: Resolution, device: str, key: str, number: int, reason: str, *charge_and_now: Any) -> None:
+            hold = self._released(device, key, number)
+            if hold is None or not resolution.applied:
+                return
+            charge: Amount | None = charge_and_now[0] if state is CallState.FAILED else None
+            if state is CallState.REFUNDED:
+                charge = Amount()
+            self._charge(hold, state, hold.amount if charge is None else charge.capped(hold.amount))
+
+        return note
+
+    def _swept(self, swept: tuple[AttemptRow, ...], now: float) -> None:
+        for row in swept:
+            hold = self._released(row.device, row.key, row.number) or _Hold("", "", row.hold)
+            self._charge(hold, CallState.IN_DOUBT, row.charged)
+
+    def _opened(self, row: StepRow, request: OpenStepRequest) -> None:
+        self._meters.task_now(row.device, row.task, row.dual, row.target_rate)
+
+    def _closed(self, row: StepRow, request: CloseStepRequest) -> None:
+        label = self._meters.task_label(row.task)
+        self._meters.total_units[label] += row.total_units
+        self._meters.help_units[label] += row.help_units
+        task = self._meters.task_now(row.device, row.task, row.dual_after, row.target_rate)
+        task.assist_rate, task.units = row.assist_rate, row.total_units
+
+    def _released(self, device: str, key: str, attempt: int) -> _Hold | None:
+        hold = self._holds.pop((device, key, attempt), None)
+        if hold is not None:
+            self._meters.holds -= 1
+            self._meters.hold_uusd -= hold.amount.uusd
+        return hold
+
+    def _charge(self, hold: _Hold, state: CallState, charge: Amount) -> None:
+        self._meters.attempts[hold.task, str(state)] += 1
+        if charge.uusd:
+            self._meters.charged_uusd[hold.task, hold.model] += charge.uusd
+        if state is CallState.IN_DOUBT:
+            self._meters.doubt_uusd += charge.uusd
+
+
+def _attributes_asked(args: tuple[Any, ...]) -> dict[str, Any]:
+    """What a span says of an operation: of a hold its task, model and amount, of a resolution the attempt's number."""
+    match args:
+        case (ReserveRequest() as request,):
+            return {"task": request.task, "model": request.model, "hold_uusd": request.hold.uusd}
+        case (Settlement() as settlement,):
+            return {"attempt": settlement.attempt}
+    return {"attempt": args[2]}
+
+
+def _note_outcome(span: Any, outcome: Any) -> None:
+    if isinstance(outcome, Resolution):
+        span.set_attribute("edge.state", str(outcome.call.state))
+        span.set_attribute("edge.charged_uusd", outcome.call.charged.uusd)
+    else:
+        span.set_attribute("edge.outcome", type(outcome).__name__.lower())
