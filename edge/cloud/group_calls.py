@@ -18,7 +18,7 @@ _WHOSE = {
     "fleet_task": " of this task on all devices",
     "step": " of this step",
 }
-_OPTIONS = {"calls": "--calls N", "tokens": "--tokens N", "uusd": "--spend USD"}
+_OPTIONS = {"calls": " --calls N", "tokens": " --tokens N", "uusd": " --spend USD"}
 _MOST_DIGITS = 19
 
 
@@ -42,7 +42,7 @@ def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool)
     """The same error in one line that says what can be done; a coordinator of one's own is held to the agent's configuration."""
     what = what_is_used_up(error)
     option = _OPTIONS.get(error.metadata.get("unit", "").partition(",")[0], "")
-    more = f"raise it with `edge-agent budget limit {option}`" if own_coordinator else "ask who runs the coordinator for more"
+    more = f"raise it with `edge-agent budget limit{option}`" if own_coordinator else "ask who runs the coordinator for more"
     metadata = {**error.metadata, "told": what}
     return BudgetExhausted(
         f"the budget is used up ({what})", hint=f"{more}, or ask without demanding the cloud", metadata=metadata

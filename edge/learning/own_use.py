@@ -433,10 +433,10 @@ class OwnUse:
         return [*self._by_label(SOURCE, mine), *self._sorted_out[2]]
 
     def _rehearsed(self, sources: Sequence[OwnSource], uses: Mapping[str, int], step: int) -> tuple[TaskItem, ...]:
-        """Some of what has been learned, others at each step."""
+        """Some of what has been learned by heart, others at each step; nothing of a label that teaches a rule."""
         if not self.rules.demonstrates:
             return ()
-        learned = [one for source in sources for one in source.train if one.key in uses]
+        learned = [one for source in sources if not source.held_out for one in source.train if one.key in uses]
         drawn = heapq.nsmallest(MOST_REHEARSED, learned, key=lambda one: derive_seed(self._seed, "rehearsed", one.key, step))
         return tuple(one.item for one in drawn)
 
