@@ -6,9 +6,10 @@ Each wraps a role once, counts in the metrics and, where traces are configured, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
@@ -173,32 +174,38 @@ class MeasuredProvider:
                     asking.result = delta.result or asking.result
                     yield delta
 
-    @contextmanager
-    def _asking(self, request: ProviderRequest) -> Iterator[_Asking]:
-        asking, began, failure = _Asking(request), self._time(), "cut"
-        try:
-            if self._tracing is None:
-                yield asking
-            else:
-                with self._tracing.upstream(self._alias, request) as (span, headers):
-                    asking.request = replace(request, trace_headers=headers)
-                    yield asking
-                    if asking.result is not None and asking.result.usage is not None:
-                        span.set_attribute("gen_ai.usage.input_tokens", asking.result.usage.input_tokens)
-                        span.set_attribute("gen_ai.usage.output_tokens", asking.result.usage.output_tokens)
-        except ProviderError as error:
-            asking.result, failure = None, error.kind
-            raise
-        finally:
-            self._meters.upstream_took(self._alias, "ok" if asking.result is not None else failure, self._time() - began)
+    def _asking(self, request: ProviderRequest) -> _Asking:
+        return _Asking(request, self._alias, self._meters, self._time, self._tracing)
 
 
-@dataclass(slots=True)
 class _Asking:
-    """A request under way and, once it is there, its result."""
+    """`with`: a request under way and, once it is there, its result. A class for the same reason as `_RunningRpc`."""
 
-    request: ProviderRequest
-    result: ProviderResult | None = None
+    __slots__ = ("_alias", "_began", "_meters", "_span", "_time", "_traced", "request", "result")
+
+    def __init__(self, request: ProviderRequest, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+        self.request = request
+        self.result: ProviderResult | None = None
+        self._alias = alias
+        self._meters = meters
+        self._time = time
+        self._traced = None if tracing is None else tracing.upstream(alias, request)
+
+    def __enter__(self) -> _Asking:
+        self._began = self._time()
+        if self._traced is not None:
+            self._span, headers = self._traced.__enter__()
+            self.request = replace(self.request, trace_headers=headers)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._traced is not None:
+            if kind is None and self.result is not None and self.result.usage is not None:
+                self._span.set_attribute("gen_ai.usage.input_tokens", self.result.usage.input_tokens)
+                self._span.set_attribute("gen_ai.usage.output_tokens", self.result.usage.output_tokens)
+            self._traced.__exit__(kind, error, trace)
+        outcome = error.kind if isinstance(error, ProviderError) else "cut" if self.result is None else "ok"
+        self._meters.upstream_took(self._alias, outcome, self._time() - self._began)
 
 
 def measured_provider(inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> CloudProvider:
