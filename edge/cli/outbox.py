@@ -108,7 +108,7 @@ def _sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for entry in entries:
         replaced = replaced_text(entry["replaced"])
         times = f" x{entry['times']}" if entry["times"] > 1 else ""
-        parts = [entry["why"], entry["outcome"], f"replaced: {replaced}" if replaced else ""]
+        parts = [entry["why"], entry["outcome"] or entry["ended"], f"replaced: {replaced}" if replaced else ""]
         about = " · ".join(one_line(part) for part in parts if part)
         yield f"{entry['id']:>6}  {local_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {about}"
 

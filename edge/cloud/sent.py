@@ -29,6 +29,16 @@ _CHECK_EVERY = 256
 """Entries between two checks for what is too old."""
 _COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"
 
+_ENDED = {
+    "completed": "answered",
+    "stored": "answered from the coordinator's store, not charged",
+    "unsettled": "its end is not known yet",
+    "refunded": "failed, not charged",
+    "in_doubt": "its end is not known, charged as reserved",
+    "never_arrived": "never arrived, not charged",
+}
+"""What became of a call, by its state; other states are words already."""
+
 _INSERT = """
 INSERT INTO sent (at, kind, why, method, answer_id, call_key, payload, replaced, last_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
@@ -50,7 +60,8 @@ class EgressRequest:
 @dataclass(frozen=True, slots=True)
 class SentEntry:
     """One request of the log without its content. `times`: how often the same bytes were sent, until `last_at`. `outcome`: why they
-    did not leave after all, or "". Times are seconds since the epoch."""
+    did not leave after all, or "". `ended`: what came of a question that left, as its answer's record has it, or "". Times are seconds
+    since the epoch."""
 
     id: int
     at: float
@@ -64,6 +75,7 @@ class SentEntry:
     times: int
     last_at: float
     outcome: str
+    ended: str
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""
@@ -154,8 +166,12 @@ class SentReader:
     def _entry(self, row: Sequence[Any]) -> SentEntry:
         number, at, kind, why, method, answer_id, call_key, size, replaced, times, last_at, outcome = row
         found = answer_id and self._db.execute("SELECT record FROM requests WHERE id = ?", (answer_id,)).fetchone()
-        why = (json.loads(found[0]).get("reason") if found else "") or why
-        return SentEntry(number, at, kind, why, method, answer_id, call_key, size, json.loads(replaced), times, last_at, outcome)
+        record = json.loads(found[0]) if found else {}
+        state = "stored" if record.get("cached") else record.get("call_state", "")
+        return SentEntry(
+            number, at, kind, record.get("reason") or why, method, answer_id, call_key, size, json.loads(replaced), times, last_at,
+            outcome, ended="" if outcome else _ENDED.get(state, state),
+        )  # fmt: skip
 
 
 class SentLog:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -77,15 +79,22 @@ class RunFolder:
     """An event sink that writes a run's files. The constructor makes the folder or goes on in one; `finish` writes figures and summary."""
 
     def __init__(self, folder: Path, config_yaml: str) -> None:
-        """Raises StateError when the folder cannot be written, or when its evals.jsonl is damaged."""
+        """Raises StateError when the folder cannot be written, when another run writes it, or when its evals.jsonl is damaged."""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / "config.yaml", config_yaml)
-            for name in ("events.jsonl", "evals.jsonl"):
-                drop_cut_line(folder / name, b"{")
-            self._held_out = _read_held_out(folder / "evals.jsonl")
-            self._stream = (folder / "events.jsonl").open("a", encoding="utf-8")
+            with ExitStack() as opened:
+                self._stream = opened.enter_context((folder / "events.jsonl").open("a", encoding="utf-8"))
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, however the process ends
+                write_atomically(folder / "config.yaml", config_yaml)
+                for name in ("events.jsonl", "evals.jsonl"):
+                    drop_cut_line(folder / name, b"{")
+                self._held_out = _read_held_out(folder / "evals.jsonl")
+                opened.pop_all()
+        except BlockingIOError as error:
+            raise StateError(
+                f"{folder}: another run is writing this folder", hint="stop it first, or choose another with --out"
+            ) from error
         except OSError as error:
             raise StateError(
                 f"{folder}: cannot write the run folder: {error.strerror}", hint="choose another with --out"

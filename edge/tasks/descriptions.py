@@ -78,13 +78,13 @@ def file_lines(source: JsonLinesSource) -> Iterator[str]:
 
 
 def examples(source: TaskSource) -> list[TaskItem]:
-    """One held-out item of each family and level, easiest first; of a source without held-out items, training items."""
+    """One item of each family, level and kind of answer, easiest first: a held-out one where there is one."""
     if isinstance(source, PracticeSource):
         return list(_practice_examples(source.name.removeprefix("practice:")))
     listed = _listed(source)
-    first: dict[tuple[str, int], TaskItem] = {}
-    for item in listed.test_items or listed.train_items:
-        first.setdefault((item.family, item.level), item)
+    first: dict[tuple[str, int, str], TaskItem] = {}
+    for item in (*listed.test_items, *listed.train_items):
+        first.setdefault((item.family, item.level, item.kind.value), item)
     return [first[key] for key in sorted(first)]
 
 

@@ -322,7 +322,7 @@ def sent(number: int, kind: SentKind = "answering") -> dict[str, Any]:
     entry = SentEntry(
         id=number, at=BEGAN + 60 * number, kind=kind, why="the model asked for help", method="StreamComplete",
         answer_id=f"a{number}", call_key=f"run-{number}", bytes=len(message), replaced={"email": 1, "path": number % 2}, times=1,
-        last_at=BEGAN + 60 * number, outcome="",
+        last_at=BEGAN + 60 * number, outcome="", ended="",
     )  # fmt: skip
     return entry_json(entry, message)
 

@@ -143,3 +143,11 @@ def test_a_run_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot write the run folder"):
         RunFolder(tmp_path / "file" / "run", "")
+
+
+def test_a_second_run_in_a_folder_is_refused_and_leaves_its_files_alone(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path, "mode: auto\n")):
+        with pytest.raises(StateError, match="another run is writing this folder"):
+            RunFolder(tmp_path, "mode: local\n")
+        assert (tmp_path / "config.yaml").read_text() == "mode: auto\n"
+    RunFolder(tmp_path, "mode: local\n").close()

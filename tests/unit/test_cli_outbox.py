@@ -37,7 +37,7 @@ async def folder(tmp_path: Path) -> Path:
         client = EgressClient(ScriptedCoordinatorClient(), Registry(), SentLog(state.database, ManualClock(), Keep()))
         await client.register("1.0", ["math"])
         await client.complete(call("k1", "write to jo@x.org", prompt_id="a1"), 5.0)
-        state.put_request("a1", 0.0, {"reason": "the model asked for help"})
+        state.put_request("a1", 0.0, {"reason": "the model asked for help", "call_state": "completed"})
         state._queue(Report("math", 4, 8, 8, 0.3, StepUnits(64, 12)))
         state.database.commit()
     return tmp_path
@@ -47,7 +47,7 @@ def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(f
     code, out, err = run(capsys, "outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
-    assert first.endswith("the model asked for help · replaced: 1 email") and "1 report of a step waits" in err
+    assert first.endswith("the model asked for help · answered · replaced: 1 email") and "1 report of a step waits" in err
 
 
 def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, capsys) -> None:

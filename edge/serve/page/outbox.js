@@ -127,7 +127,7 @@ class Row {
     this.opener.replaceChildren(
       element("span", { class: "when" }, moment(entry.at)), element("span", { class: "badge" }, KINDS[entry.kind] ?? entry.kind), element("span", { class: "reason", dir: "auto" }, reasonWords(entry.why)),
       element("span", { class: "numbers" }, `${bytes(entry.bytes)}${entry.times > 1 ? `, ${whole(entry.times)} times` : ""}`),
-      element("span", { class: "soft" }, replaced ? `replaced: ${replaced}` : ""), element("span", { class: "problem" }, entry.outcome ? `did not leave: ${entry.outcome}` : ""));
+      element("span", { class: "soft" }, [entry.ended, replaced ? `replaced: ${replaced}` : ""].filter(Boolean).join(" · ")), element("span", { class: "problem" }, entry.outcome ? `did not leave: ${entry.outcome}` : ""));
   }
 
   toggle(open = this.place.hidden) {
