@@ -1,13 +1,11 @@
-"""The LoRA adapter of a torch decoder, by peft: how it is added, computed, read, set and stored.
+"""The LoRA adapter of a torch decoder: how it is added, computed, read, set and stored.
 
-On disk an adapter is what peft writes (`adapter_model.safetensors` with `base_model.model.` names, `adapter_config.json`), so any
-peft tool can load it.
-
-An adapted layer is one product here, y = x W^T + b + s (x A^T) B^T, W frozen. peft holds A and B, stores and names them; only the
-arithmetic is done again. peft's own forward makes a scaled copy of the pair's output, adds it to a third tensor, and does the same once
-more backwards; adding into the base's product instead saves four passes over activations a layer (with the decoder's other written-out
-gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for anew in the backward pass, so that a layer whose
-matrix stays in the file keeps nothing.
+Names, values of a fresh adapter and files (`adapter_model.safetensors` with `base_model.model.` names, `adapter_config.json`) are
+peft's, so any peft tool can load one. peft itself is not imported: that takes three seconds and 130 MB a process, and its forward is not
+used. It makes a scaled copy of the pair's output, adds it to a third tensor, and does the same once more backwards. Here an adapted
+layer is one product, y = x W^T + b + s (x A^T) B^T, W frozen; adding into the base's product saves four passes over activations a layer
+(with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for anew in the
+backward pass, so that a layer whose matrix stays in the file keeps nothing.
 
 Axes: N tokens, I inputs, O outputs, r rank.
 """
@@ -15,14 +13,13 @@ Axes: N tokens, I inputs, O outputs, r rank.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -35,28 +32,48 @@ CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 
 
-def lora_config(spec: LoraSpec) -> LoraConfig:
-    """peft's description of the adapter: no dropout, no bias, B starts at zero."""
-    return LoraConfig(
-        r=spec.rank,
-        lora_alpha=spec.alpha,
-        target_modules=list(spec.targets),
-        lora_dropout=0.0,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+class AdaptedLinear(nn.Module):
+    """A frozen linear layer `base_layer` with a trained pair beside it. B is zero at first, so that nothing is changed yet."""
+
+    def __init__(self, base: nn.Linear, spec: LoraSpec) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.scaling = spec.alpha / spec.rank
+        self.lora_A = nn.Linear(base.in_features, spec.rank, bias=False)
+        self.lora_B = nn.Linear(spec.rank, base.out_features, bias=False)
+        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))  # drawn once more, as peft does: equal seeds, equal adapters
+        nn.init.zeros_(self.lora_B.weight)
+        self.lora_A.to(base.weight.device)
+        self.lora_B.to(base.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] to [..., O], in autocast's type where it is on."""
+        pair = self.lora_A.weight, self.lora_B.weight
+        product: Tensor = _AdaptedProduct.apply(x, *pair, self.base_layer, self.scaling)  # type: ignore[no-untyped-call]
+        return product
 
 
 def inject_lora(decoder: nn.Module, spec: LoraSpec, seed: int) -> None:
-    """Add a fresh adapter in place and freeze everything else.
+    """Add a fresh adapter in place and freeze everything else. A is drawn from `seed`; the process's generator stays as it was.
 
-    B is zero, so the decoder computes what it did before; A is drawn from `seed` and the process's generator stays as it was.
+    Raises AdapterError where no layer has one of the target's names.
     """
     decoder.requires_grad_(False)
+    places = [(name, module) for name, module in decoder.named_modules() if name.rpartition(".")[2] in spec.targets]
+    if not places:
+        raise AdapterError(
+            f"the model has no layer named {' or '.join(spec.targets)}", hint="give others as learning.lora.targets"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "lora") % 2**63)
-        inject_adapter_in_model(lora_config(spec), decoder)
-    fuse(decoder)
+        for name, module in places:
+            parent, _, leaf = name.rpartition(".")
+            setattr(decoder.get_submodule(parent), leaf, AdaptedLinear(module, spec))
+
+
+def adapted_layers(decoder: nn.Module) -> Iterator[AdaptedLinear]:
+    """The layers that have an adapter."""
+    return (module for module in decoder.modules() if isinstance(module, AdaptedLinear))
 
 
 def lora_parameters(decoder: nn.Module) -> dict[str, nn.Parameter]:
@@ -66,13 +83,14 @@ def lora_parameters(decoder: nn.Module) -> dict[str, nn.Parameter]:
 
 def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
     """A copy of the adapter's tensors on the CPU under the names peft stores."""
-    state = get_peft_model_state_dict(decoder, save_embedding_layers=False)
-    return {_PREFIX + name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(state.items())}
+    parameters = sorted(lora_parameters(decoder).items())
+    return {_PREFIX + name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in parameters}
 
 
 def set_lora_state(decoder: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Overwrite the adapter in place. Raises AdapterError, with nothing changed, when it does not fit."""
-    expected = {name: tuple(tensor.shape) for name, tensor in lora_state(decoder).items()}
+    parameters = {_PREFIX + name: parameter for name, parameter in lora_parameters(decoder).items()}
+    expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     given = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != given:
         odd = sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name))[0]
@@ -80,54 +98,42 @@ def set_lora_state(decoder: nn.Module, state: Mapping[str, Tensor]) -> None:
             f"the adapter does not fit the model: {odd} is {given.get(odd, 'absent')}, expected {expected.get(odd, 'absent')}",
             hint="use the base model and the rank the adapter was trained with",
         )
-    set_peft_model_state_dict(decoder, {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()})
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state[name])
 
 
 def write_peft_folder(state: Mapping[str, Tensor], spec: LoraSpec, folder: Path) -> None:
     """Write peft's two files into an existing folder; equal adapters give equal bytes."""
     save_file(dict(state), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    config = lora_config(spec).to_dict()
-    fields = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
-    fields["inference_mode"] = True
-    (folder / CONFIG_FILE).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-_ADAPTER = "default"
-"""peft's name for the only adapter there is."""
-
-
-def fuse(decoder: nn.Module) -> None:
-    """Let every adapted linear layer of the decoder compute base and adapter in one. What peft stores and reads stays as it is."""
-    for module in decoder.modules():
-        if isinstance(module, LoraLayer):
-            pair: Any = module
-            pair.forward = _forward_of(pair)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "r": spec.rank,
+        "lora_alpha": spec.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(spec.targets),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "fan_in_fan_out": False,
+        "base_model_name_or_path": None,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def round_frozen(decoder: nn.Module, dtype: torch.dtype) -> None:
     """Hold the matrices under adapters in the type their products are taken in: rounded once, not at every product, and half the memory."""
-    for module in decoder.modules():
-        base = module.get_base_layer() if isinstance(module, LoraLayer) else None
-        if isinstance(base, nn.Linear) and not hasattr(base, "matrix"):
-            base.weight.data = base.weight.data.to(dtype)
+    for layer in adapted_layers(decoder):
+        if not hasattr(layer.base_layer, "matrix"):
+            layer.base_layer.weight.data = layer.base_layer.weight.data.to(dtype)
 
 
 def matrix_of(base: Any, dtype: torch.dtype) -> Tensor:
     """W [O, I] of an nn.Linear, or of a layer that makes its matrix on demand (`matrix`)."""
     matrix: Tensor = base.matrix(dtype) if hasattr(base, "matrix") else base.weight.to(dtype)
     return matrix
-
-
-def _forward_of(layer: Any) -> Any:
-    base, scaling = layer.get_base_layer(), float(layer.scaling[_ADAPTER])
-    down, up = layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
-
-    def forward(x: Tensor) -> Tensor:
-        """[..., I] to [..., O], in autocast's type where it is on."""
-        product: Tensor = _AdaptedProduct.apply(x, down.weight, up.weight, base, scaling)  # type: ignore[no-untyped-call]
-        return product
-
-    return forward
 
 
 class _AdaptedProduct(torch.autograd.Function):

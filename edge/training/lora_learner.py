@@ -318,7 +318,7 @@ class LoraLearner(ABC):
 
 
 def parameter_name(name: str) -> str:
-    """The name in a torch module of a tensor that peft stores under `name`."""
+    """The name under which a state file has the moments of a tensor that peft stores as `name`: that of peft's torch module."""
     return name.removeprefix("base_model.model.").replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")
 
 

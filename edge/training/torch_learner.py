@@ -1,4 +1,4 @@
-"""The learner on torch and peft: the gradient and the optimiser of edge/training/lora_learner.py.
+"""The learner on torch: the gradient and the optimiser of edge/training/lora_learner.py.
 
 Global torch settings (determinism, autocast) are set when a slice begins and put back when it ends.
 """
@@ -22,7 +22,7 @@ from edge.training.batching import Row, Targets, plain_chunks, targets_of
 from edge.training.device import choose_dtype, has_fast_bf16
 from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec, check_weights
 from edge.training.lora import round_frozen
-from edge.training.lora_learner import MOMENTS, AdapterConverter, LoraLearner, Slices, Tally
+from edge.training.lora_learner import MOMENTS, AdapterConverter, LoraLearner, Slices, Tally, parameter_name
 from edge.training.loss import (
     CopiedProjection,
     DenseProjection,
@@ -225,7 +225,7 @@ class TorchLearner(LoraLearner):
 
     def _moments(self) -> dict[str, Tensor]:
         return {
-            f"{name}/{moment}": tensor.detach().to("cpu", copy=True)
+            f"{parameter_name(name)}/{moment}": tensor.detach().to("cpu", copy=True)
             for name, parameter in self._parameters.items()
             for moment, tensor in self._optimiser.state.get(parameter, {}).items()
         }
@@ -233,7 +233,7 @@ class TorchLearner(LoraLearner):
     def _set_moments(self, tensors: Mapping[str, Tensor]) -> None:
         self._optimiser = self._fresh_optimiser()
         for name, parameter in self._parameters.items() if tensors else ():
-            found = {moment: tensors[f"{name}/{moment}"] for moment in MOMENTS}
+            found = {moment: tensors[f"{parameter_name(name)}/{moment}"] for moment in MOMENTS}
             self._optimiser.state[parameter] = {
                 moment: tensor if moment == "step" else tensor.to(parameter.device) for moment, tensor in found.items()
             }

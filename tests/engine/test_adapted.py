@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from peft.tuners.lora import LoraLayer
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from torch import Tensor
 
+from edge.core.errors import AdapterError
+from edge.core.rng import derive_seed
 from edge.models.decoder import FeedForward, RMSNorm, attention, attention_mask
 from edge.models.spec import DecoderSpec
 from edge.training import lora
@@ -30,43 +34,64 @@ def assert_near(mine: list[Tensor], theirs: list[Tensor], relative: float = 1e-5
         assert float((own - other).detach().float().norm()) <= relative * float(other.detach().float().norm())
 
 
-def adapted(fused: bool) -> torch.nn.Module:
-    """The tiny decoder with an adapter whose B is not zero; without `fused`, by peft's own forward."""
-    decoder = tiny_decoder()
-    lora.inject_lora(decoder, SPEC, 3)
+def pefts_decoder() -> torch.nn.Module:
+    """The tiny decoder with a fresh adapter of peft's, drawn from the same seed as `inject_lora` does."""
+    decoder = tiny_decoder().requires_grad_(False)
+    targets = list(SPEC.targets)
+    config = LoraConfig(r=SPEC.rank, lora_alpha=SPEC.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(3, "lora") % 2**63)
+        inject_adapter_in_model(config, decoder)
+    return decoder
+
+
+def adapted(ours: bool) -> torch.nn.Module:
+    """The tiny decoder with an adapter whose B is not zero, ours or peft's."""
+    decoder = tiny_decoder() if ours else pefts_decoder()
+    if ours:
+        lora.inject_lora(decoder, SPEC, 3)
     draw = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in lora.lora_parameters(decoder).values():
             parameter.normal_(0.0, 0.1, generator=draw)
-    if not fused:
-        for module in decoder.modules():
-            if isinstance(module, LoraLayer):
-                del module.forward
     return decoder
+
+
+def test_a_fresh_adapter_is_pefts_to_the_bit() -> None:
+    decoder = tiny_decoder()
+    lora.inject_lora(decoder, SPEC, 3)
+    mine, theirs = lora.lora_state(decoder), get_peft_model_state_dict(pefts_decoder(), save_embedding_layers=False)
+    assert mine.keys() == {f"base_model.model.{name}" for name in theirs}
+    assert all(torch.equal(mine[f"base_model.model.{name}"], tensor) for name, tensor in theirs.items())
+
+
+def test_targets_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(AdapterError, match="no layer named query or key"):
+        lora.inject_lora(tiny_decoder(), replace(SPEC, targets=("query", "key")), 3)
 
 
 IDS = torch.arange(18).view(2, 9) % VOCAB
 MASK = torch.tensor([[True] * 9, [True] * 6 + [False] * 3])
 
 
-def states_and_gradients(fused: bool, half: bool) -> list[Tensor]:
-    decoder = adapted(fused)
+def states_and_gradients(ours: bool, half: bool) -> list[Tensor]:
+    decoder = adapted(ours)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         states = decoder.hidden_states(IDS, MASK).states_BTD[MASK]
     return [states.detach(), *gradients(states, list(lora.lora_parameters(decoder).values()))]
 
 
 def test_base_and_adapter_in_one_product_give_pefts_states_and_gradients() -> None:
-    mine = states_and_gradients(fused=True, half=False)
-    assert_near(mine, states_and_gradients(fused=False, half=False))
+    mine = states_and_gradients(ours=True, half=False)
+    assert_near(mine, states_and_gradients(ours=False, half=False))
     assert all(float(gradient.abs().max()) > 0 for gradient in mine[1:])
 
 
 def test_in_bf16_one_product_is_no_further_from_fp32_than_pefts_three() -> None:
-    exact = states_and_gradients(fused=False, half=False)
+    exact = states_and_gradients(ours=False, half=False)
     errors = []
-    for fused in (True, False):
-        found = states_and_gradients(fused, half=True)
+    for ours in (True, False):
+        found = states_and_gradients(ours, half=True)
         errors.append([float((own - other).norm() / other.norm()) for own, other in zip(found, exact, strict=True)])
     mine, pefts = errors
     assert sum(mine) < 1.1 * sum(pefts) < 0.1 * len(exact)

@@ -10,8 +10,6 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from edge.core.errors import UsageError
-from edge.training.learner import LoraSpec
-from edge.training.lora import lora_config
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.options import require_decided, require_switches
 from tools.integrations.trl.responses import reader_of
@@ -85,4 +83,6 @@ def adapter_of(config: TrlConfig) -> LoraConfig | None:
     if config.trainer.tuning == "full":
         return None
     adapter = config.agent.adapter
-    return lora_config(LoraSpec(adapter.rank, adapter.alpha, tuple(adapter.targets)))
+    return LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
