@@ -23,15 +23,14 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: about 3 minutes on 2 cores)"
-	@CMAKE_ARGS="$${CMAKE_ARGS-$$($(BIN)/python -m edge.core.llama_build first)}" $(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
-	@tools/llama_build.sh $(BIN)/python
+	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: about 2 minutes on 2 cores)"
+	@$(BIN)/python -m tools.setup run
 	@touch $@
 
-$(VENV)/.dev-ready: pyproject.toml constraints.txt $(VENV)/.run-ready
-	@echo "== installing what the tests and checks need"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+$(VENV)/.dev-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "== installing what \`make run\`, the tests and the checks need"
+	@$(BIN)/python -m tools.setup dev
+	@touch $(VENV)/.run-ready $@
 
 install: $(VENV)/.run-ready ## set up .venv with everything `make run` needs
 

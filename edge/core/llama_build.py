@@ -1,10 +1,9 @@
 """How llama.cpp is built for this processor: arguments for CMake, and whether AMX works.
 
 A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header declares that the instruction that
-loads the shape of tiles reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So `python -m
-edge.core.llama_build first` prints what the first build needs: where AMX is announced it looks at the header, and compiles and runs a
-small program; AMX is left out where either is bad. Where nothing can be tried nothing is left out; the trial after the build decides
-then.
+loads the shape of tiles reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So before the first build,
+where AMX is announced, the header is looked at, and a small program compiled and run; AMX is left out where either is bad. Where nothing
+can be tried nothing is left out; the trial after the build (tools/setup.py) decides then.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
 from edge.core.machine import cpu_flags
 
+Build = Literal["first", "without-amx", "for-any"]
 WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 FOR_ANY = "-DGGML_NATIVE=OFF"
 _LIBRARY_ONLY = Path(__file__).parents[2] / "tools" / "llama_library_only.cmake"
@@ -92,19 +92,11 @@ def _ended(command: Sequence[str]) -> int | None:
         return None
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the CMake arguments of a build: first, without-amx or for-any; each of the library alone, without multimodal models."""
-    builds = {
+def arguments(build: Build) -> str:
+    """CMake arguments of a build: the first one, one without AMX, one for any processor; each of the library alone."""
+    own = {
         "first": lambda: first_arguments(shlex.split(os.environ.get("CC") or "cc"), cpu_flags()),
         "without-amx": lambda: WITHOUT_AMX,
         "for-any": lambda: FOR_ANY,
-    }
-    if len(arguments) != 1 or arguments[0] not in builds:
-        print(f"which build? one of {', '.join(builds)}", file=sys.stderr)
-        return 2
-    print(f"-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(_LIBRARY_ONLY))}", builds[arguments[0]]())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    }[build]()
+    return f"-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(_LIBRARY_ONLY))} {own}"
