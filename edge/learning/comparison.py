@@ -45,8 +45,8 @@ class Asking:
 
     @property
     def _cloud_right(self) -> float:
-        """What a cloud answer counts for; where nothing is known of it, as right."""
-        return 1.0 if self.cloud_accuracy is None else self.cloud_accuracy
+        """What a cloud answer counts for; where none was judged yet, nothing, so that only what is right alone counts."""
+        return self.cloud_accuracy or 0.0
 
 
 def compare(before: Answers, after: Answers, asking: Asking | None) -> dict[str, Any]:

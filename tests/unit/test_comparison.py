@@ -30,11 +30,11 @@ def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone(
 
 def test_the_same_rate_holds_before_and_after_however_much_either_wants_to_ask() -> None:
     eager = {key: ExamAnswer(answer.right, answer.help_log_odds + 9.0) for key, answer in answers("ab", "cd").items()}
-    assert Asking(0.25).asked(eager, eager) == Asking(0.25).asked(answers("ab", "cd"), "abcd") == {"c"}
+    assert Asking(0.25, 1.0).asked(eager, eager) == Asking(0.25, 1.0).asked(answers("ab", "cd"), "abcd") == {"c"}
     assert Asking(0.5, 0.0).asked(eager, eager) == set(), "a cloud that is never right is not asked"
     assert Asking(0.5, 0.0).right_in_the_end(eager, eager) == 0.5
-    assert Asking(0.0).right_in_the_end(eager, eager) == 0.5
-    assert Asking(1.0).right_in_the_end(eager, eager) == 1.0, "a cloud of which nothing is known counts as right"
+    assert Asking(0.0, 1.0).right_in_the_end(eager, eager) == 0.5
+    assert Asking(1.0).right_in_the_end(eager, eager) == 0.5, "a cloud of which no answer was judged counts for nothing"
 
 
 def test_examples_are_gained_ones_first_and_a_lost_one_is_not_crowded_out() -> None:
