@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
-from edge.core.errors import EdgeError, InvalidRequest
+from edge.core.errors import EdgeError
 from edge.core.rng import stream as random_stream
 from edge.core.types import TokenUsage
 
 if TYPE_CHECKING:
     from coordinator.providers.batcher import Generation, RowBatcher
-    from coordinator.providers.gguf_chat import ChatModel
+    from edge.inference.llama_engine import LlamaEngine
+    from edge.inference.model_tokenizer import ModelTokenizer
 
 MAX_CONTEXT_TOKENS = 4096
 _BYTES_OF_A_TURN = 64
@@ -61,8 +62,8 @@ class BundledProvider:
         """The exact number of input tokens once the model is loaded; before that a bound by bytes."""
         if self._engine is not None:
             try:
-                return len(self._engine.model.prompt_ids(request.messages))
-            except InvalidRequest:  # complete() will say so
+                return len(self._engine.tokenizer.template.prompt_ids(request.messages))
+            except EdgeError:  # complete() will say so
                 pass
         return sum(len(turn.content.encode("utf-8", "replace")) + _BYTES_OF_A_TURN for turn in request.messages) + 256
 
@@ -119,14 +120,15 @@ class _Engine:
     """The thread that owns model and context."""
 
     def __init__(self, path: Path, rows: int, n_threads: int) -> None:
-        self.model: ChatModel
+        self.tokenizer: ModelTokenizer
+        self._engine: LlamaEngine
         self._path = path
         self._row_count = rows
         self._n_threads = n_threads
         self._queue: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._serve, name="bundled-llm", daemon=True)
-        self._context_tokens = 0
+        self._longest_piece = 0
 
     def start(self) -> Future[None]:
         """Start the thread; the future is done when the model is loaded, or holds why it is not."""
@@ -157,18 +159,16 @@ class _Engine:
         self._thread.join()
 
     def _prompt_ids(self, request: ProviderRequest) -> list[int]:
-        size = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
-        if (
-            size > self._context_tokens * self.model.longest_piece
-        ):  # not even read: texts made of tags take the square of their length
-            message = f"a prompt of {size} bytes does not fit the model's context of {self._context_tokens} tokens"
+        size, room = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages), self._engine.n_ctx
+        if size > room * self._longest_piece:  # not even read
+            message = f"a prompt of {size} bytes does not fit the model's context of {room} tokens"
             raise ProviderError(message, kind="too_long", executed=False)
         try:
-            ids = self.model.prompt_ids(request.messages)
-        except InvalidRequest as error:
+            ids = self.tokenizer.template.prompt_ids(request.messages)
+        except EdgeError as error:
             raise ProviderError(str(error), kind="bad_request", executed=False) from error
-        if not ids or len(ids) >= self._context_tokens:
-            message = f"a prompt of {len(ids)} tokens does not fit the model's context of {self._context_tokens}"
+        if not ids or len(ids) >= room:
+            message = f"a prompt of {len(ids)} tokens does not fit the model's context of {room}"
             raise ProviderError(message, kind="too_long", executed=False)
         return ids
 
@@ -184,30 +184,33 @@ class _Engine:
         finally:
             batcher.fail_all(_closed())
             self._fail_queued()
-            batcher.close()
-            self.model.close()
+            self._engine.close()
+            self._model.close()
 
     def _load(self) -> RowBatcher:
-        from coordinator.providers.batcher import DecodeError, RowBatcher
-        from coordinator.providers.gguf_chat import ChatModel
+        from coordinator.providers.batcher import RowBatcher
+        from edge.inference.gguf_model import GgufModel
+        from edge.inference.llama_engine import LlamaEngine
+        from edge.inference.model_tokenizer import gguf_tokenizer
 
-        self.model = ChatModel(self._path)
-        self._context_tokens = min(self.model.trained_context, MAX_CONTEXT_TOKENS)
+        self._model = GgufModel(self._path, gpu_layers=0)
         try:
-            return RowBatcher(self.model, rows=self._row_count, context_tokens=self._context_tokens, n_threads=self._n_threads)
-        except DecodeError as error:
-            self.model.close()
-            raise EdgeError(str(error), hint="use fewer rows or a smaller model") from error
+            self.tokenizer, vocabulary = gguf_tokenizer(self._model), self._model.vocabulary
+            self._longest_piece = max(len(vocabulary.text_of(token).encode()) for token in range(vocabulary.size))
+            context_tokens = min(self._model.trained_context_tokens, MAX_CONTEXT_TOKENS)
+            self._engine = LlamaEngine(self._model, rows=self._row_count, n_ctx=context_tokens, n_threads=self._n_threads)
+        except BaseException:
+            self._model.close()
+            raise
+        return RowBatcher(self._engine, vocabulary)
 
     def _decode_until_closed(self, batcher: RowBatcher) -> None:
-        from coordinator.providers.batcher import DecodeError
-
         while True:
             try:
                 if not self._admit_waiting(batcher):
                     return
                 batcher.step()
-            except DecodeError as error:
+            except EdgeError as error:
                 batcher.fail_all(ProviderError(str(error), kind="engine", executed=True))
 
     def _admit_waiting(self, batcher: RowBatcher) -> bool:

@@ -20,7 +20,8 @@ from edge.core.machine import physical_cores
 from edge.core.types import FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import LlamaCppBackend, LlamaEngine
+from edge.inference.llama_engine import LlamaEngine
+from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.harness import show
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"

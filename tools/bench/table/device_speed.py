@@ -21,7 +21,7 @@ def model_speeds(path: Path, threads: int, clock: Clock, seconds: float) -> dict
     import torch
 
     from edge.inference.gguf_model import GgufModel
-    from edge.inference.llamacpp import LlamaEngine
+    from edge.inference.llama_engine import LlamaEngine
     from edge.sizing import model_cost, model_shape
     from edge.training.device import fastest, product_flop_per_s
 

@@ -37,7 +37,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     from edge.core.worker import EngineWorker
     from edge.inference.batched import BatchedBackend
     from edge.inference.gguf_model import GgufModel
-    from edge.inference.llamacpp import LlamaEngine
+    from edge.inference.llama_engine import LlamaEngine
     from edge.inference.model_tokenizer import gguf_tokenizer
 
     rows = job["prompts"] * job["group_size"]
