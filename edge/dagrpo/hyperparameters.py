@@ -32,6 +32,3 @@ GVPO_UPDATES = 4
 
 STEP_LIMITS: dict[str, int] = {"math": 4, "code": 6, "qa": 4}
 """Reasoning steps allowed per task label (paper)."""
-
-ASSIST_REWARDS: dict[str, float] = {"math": 0.2, "code": 0.05, "qa": 0.4}
-"""Assistance rewards of the fixed-reward baselines per task label (paper); tuned again for other worlds."""

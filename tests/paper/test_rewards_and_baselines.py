@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.dagrpo import baselines, metrics, schedules
+from edge.dagrpo import baselines, metrics
 from edge.dagrpo.advantages import dual_advantages
 from edge.dagrpo.reward import FormatPenalty, Outcome, hierarchical_reward, response_cost, task_reward
 
@@ -90,18 +90,6 @@ def test_calls_per_local_of_thirty_percent_is_three_sevenths() -> None:
     assert baselines.calls_per_local(0.3) == pytest.approx(3 / 7)
     with pytest.raises(ValueError, match="target_rate"):
         baselines.calls_per_local(1.0)
-
-
-def test_phases_cover_all_steps_and_stay_at_the_last() -> None:
-    phases = schedules.even_phases(schedules.PAPER_SCHEDULES["rising"], 10)
-    assert [phase.steps for phase in phases] == [3, 3, 2, 2]
-    assert [schedules.phase_at(phases, step) for step in range(12)] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
-def test_a_phase_refuses_an_impossible_rate(rate: float) -> None:
-    with pytest.raises(ValueError, match="target_rate"):
-        schedules.TargetPhase(rate, 10)
 
 
 def test_tally_separates_kept_from_joint_accuracy() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edge.app.settings import agent_settings
@@ -19,7 +16,6 @@ from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.events import MemorySink
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
-from edge.dagrpo.prices import falling_rates, price_for_rate
 from edge.dagrpo.prompts import SYSTEM_PROMPT, price_line, prompt_messages
 from edge.evaluation.evaluate import EvalRoles, Evaluation, candidates_of
 from edge.evaluation.judging import RolloutSettings
@@ -229,50 +225,3 @@ def test_evaluations_tell_the_price_given_or_else_the_middle_one_learned_with(
 def test_prices_that_cannot_be_learned_with_are_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         LearningConfig.model_validate(values)
-
-
-MEASURED = {0.0: 0.8, 0.25: 0.6, 0.5: 0.4, 1.0: 0.0}
-
-
-@pytest.mark.parametrize(
-    ("target", "price"), [(0.9, 0.0), (0.8, 0.0), (0.7, 0.125), (0.6, 0.25), (0.5, 0.375), (0.3, 0.625), (0.1, 0.875), (0.0, 1.0)]
-)
-def test_the_price_for_a_rate_lies_on_the_line_between_the_measured_ones(target: float, price: float) -> None:
-    assert price_for_rate(MEASURED, target) == pytest.approx(price)
-
-
-def test_beyond_what_was_measured_the_nearest_price_is_taken() -> None:
-    assert price_for_rate({0.5: 0.4, 1.0: 0.3}, 0.9) == 0.5
-    assert price_for_rate({0.5: 0.4, 1.0: 0.3}, 0.1) == 1.0
-    assert price_for_rate({0.5: 0.4}, 0.1) == 0.5
-
-
-def test_of_prices_with_one_rate_the_lowest_is_taken_and_a_rise_is_averaged_away() -> None:
-    assert price_for_rate({0.0: 0.6, 0.5: 0.3, 0.75: 0.3, 1.0: 0.1}, 0.3) == 0.5
-    assert falling_rates({1.0: 0.2, 0.0: 0.6, 0.5: 0.4, 0.75: 0.5}) == [
-        (0.0, 0.6), (0.5, pytest.approx(0.45)), (0.75, pytest.approx(0.45)), (1.0, 0.2)
-    ]  # fmt: skip
-    assert falling_rates({0.0: 0.1, 0.5: 0.2, 1.0: 0.6}) == [(price, pytest.approx(0.3)) for price in (0.0, 0.5, 1.0)]
-
-
-@pytest.mark.parametrize(("rates", "target"), [({}, 0.3), ({0.5: 1.2}, 0.3), ({-1.0: 0.5}, 0.3), ({0.5: 0.5}, 1.3)])
-def test_impossible_measurements_are_refused(rates: dict[float, float], target: float) -> None:
-    with pytest.raises(ValueError):
-        price_for_rate(rates, target)
-
-
-curves = st.dictionaries(st.integers(0, 200).map(lambda cents: cents / 100), st.floats(0, 1), min_size=1, max_size=8)
-
-
-@given(curves, st.floats(0, 1), st.floats(0, 1))
-@example({0.35: 1.0, 1.89: 0.0}, 0.0, 0.1)
-def test_a_higher_rate_never_needs_a_higher_price(rates: dict[float, float], one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    assert min(rates) <= price_for_rate(rates, high) <= price_for_rate(rates, low) <= max(rates)
-
-
-@given(curves)
-def test_averaging_keeps_the_mean_and_never_rises(rates: dict[float, float]) -> None:
-    curve = [rate for _, rate in falling_rates(rates)]
-    assert all(after <= before + 1e-12 for before, after in pairwise(curve))
-    assert sum(curve) == pytest.approx(sum(rates.values()))
