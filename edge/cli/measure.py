@@ -24,11 +24,12 @@ from edge import app, sizing
 from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
-from edge.core.formatting import counted
+from edge.core.formatting import counted, percent
 from edge.core.machine import battery_wh, cpu_name, drawn_w, machine_facts, usable_cores
 from edge.core.types import Message, Sampling
 from edge.core.worker import EngineWorker
 from edge.dagrpo.prompts import prompt_messages
+from edge.state.reader import reading
 from edge.tasks.registry import open_source
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, Floor, ModelCost, StepWork, step_floor
 from edge.training.memory import BatchAdvice, MicroBatch, batch_advice, probe_groups, rows_worth
@@ -69,14 +70,32 @@ class EngineRates:
 
 
 @dataclass(frozen=True, slots=True)
+class LastSteps:
+    """What the last learning steps of the state folder took: seconds a step, and the shares of its parts.
+
+    `tail` is what follows the update: checkpoint, report, gate and the change of adapters. `times_floor`: how many times the floor of
+    their own batches (None: not known on this device).
+    """
+
+    steps: int
+    seconds: float
+    rollout: float
+    update: float
+    tail: float
+    times_floor: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything: `device` is what a profile holds; the floor is that of a step with the recommended batch (None: torch is not there)."""
+    """Everything: `device` is what a profile holds; the floor is that of a step with the recommended batch (None: torch is not there).
+    `last_steps`: of this agent's own learning (None: it has none)."""
 
     device: DeviceConfig
     cost: ModelCost
     rates: EngineRates
     advice: BatchAdvice
     floor: Floor | None
+    last_steps: LastSteps | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with units in the names."""
@@ -89,6 +108,7 @@ class Measured:
             "all_rows_measured": self.rates.complete,
             "recommended": asdict(self.advice),
             "floor": floor,
+            "last_steps": self.last_steps and asdict(self.last_steps),
         }
 
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -145,7 +165,24 @@ def measure(config: AgentConfig, say: Say) -> Measured:
             passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
         )
         floor = step_floor(reached, cost, work)
-    return Measured(device, cost, rates, advice, floor)
+    return Measured(device, cost, rates, advice, floor, last_steps(app.state_folder(config)))
+
+
+_LAST_STEPS = 50
+
+
+def last_steps(folder: Path) -> LastSteps | None:
+    """Where the time of the last steps in a state folder went."""
+    with reading(folder) as state:
+        times = [step.time for step in state.steps(last=_LAST_STEPS)] if state is not None else []
+    total = sum(time.seconds for time in times)
+    if not total:
+        return None
+    rollout, update = (sum(getattr(time.seconds_by_part, part) for time in times) / total for part in ("rollout", "update"))
+    floored = [time for time in times if time.floor_s]
+    floor_s = sum(time.floor_s or 0.0 for time in floored)
+    times_floor = sum(time.seconds for time in floored) / floor_s if floor_s else None
+    return LastSteps(len(times), total / len(times), rollout, update, 1.0 - rollout - update, times_floor)
 
 
 def _rounded(value: float) -> float:
@@ -331,7 +368,7 @@ def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]
 
 def measured_lines(measured: Measured) -> Iterator[str]:
     """The result in lines, every number with its unit."""
-    device, rates, advice, floor = measured.device, measured.rates, measured.advice, measured.floor
+    device, rates, advice, floor, last = measured.device, measured.rates, measured.advice, measured.floor, measured.last_steps
     size = measured.cost.weights / 1e6
     yield f"measured with {device.model} ({size:.1f} M weights of {measured.cost.bytes_per_weight:.2f} bytes) on {device.name}"
     yield _line("memory bandwidth", device.bandwidth_gb_per_s, "GB/s")
@@ -353,6 +390,10 @@ def measured_lines(measured: Measured) -> Iterator[str]:
     yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.micro_batch_tokens)")
     fits = "" if advice.fits else ", more than half of what is free: take a smaller model or a shorter context"
     yield _line("memory of learning", round(advice.memory_bytes / 2**20), f"MiB{fits}")
+    if last is not None:
+        floors = f", {last.times_floor:.1f} times the floor of their batches" if last.times_floor else ""
+        shares = ", ".join(f"{part} {percent(getattr(last, part))}" for part in ("rollout", "update", "tail"))
+        yield f"the last {counted(last.steps, 'step')} here: {last.seconds:.1f} s each ({shares}){floors}"
     if floor is None:
         yield "floor of a step: not known where torch does not train"
         return

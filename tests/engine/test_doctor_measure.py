@@ -25,9 +25,11 @@ from edge.core.machine import machine_facts, nvidia_driver
 from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend
 from edge.sizing import most_rows
+from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.training.device import fastest, product_flop_per_s, read_bytes_per_s
 from edge.training.floor import StepWork, step_floor
+from tests.unit.test_console import step as finished_step
 from tools.simulate.fleet.profiles import load_device
 
 SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "learning.torch_threads=1", "learning.group_size=2"]
@@ -152,13 +154,28 @@ def test_lines_for_people_name_units_and_say_what_was_not_measured(report: tuple
         rates,
         BatchAdvice(**told["recommended"]),
         None,
+        measure.LastSteps(50, 2.0, 0.6, 0.35, 0.05, 2.7),
     )
     text = "\n".join(measure.measured_lines(measured))
+    assert "50 steps" in text and "rollout 60.0 %, update 35.0 %, tail 5.0 %" in text and "2.7 times" in text
     assert "2.0 M weights of 1.06 bytes" in text
     assert "memory bandwidth     not measured" in text
     assert "floor of a step: not known" in text
     assert "tokens/s" in text
     assert "GFLOP/s" in text
+
+
+def test_the_last_steps_of_a_folder_are_shared_out_among_their_parts(tmp_path: Path) -> None:
+    assert measure.last_steps(tmp_path / "none") is None
+    with StateFolder(tmp_path) as state, state.database:
+        for number in (1, 2):
+            event = finished_step(number)
+            state.database.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (number, "math", number, json.dumps(event.to_json())))
+    found = measure.last_steps(tmp_path)
+    parts = finished_step(1).time.seconds_by_part
+    assert found is not None and found.steps == 2
+    assert found.rollout == pytest.approx(parts.rollout / finished_step(1).time.seconds)
+    assert found.rollout + found.update + found.tail == pytest.approx(1.0)
 
 
 async def test_answers_that_take_too_long_count_as_the_longest_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
