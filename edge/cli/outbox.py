@@ -115,7 +115,7 @@ def _sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for report in reports:
-        asked = f"{report['help_units']} of {report['total_units']} responses asked for help"
+        asked = f"{report['help_units']} of {counted(report['total_units'], 'response')} asked for help"
         yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}"
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import Message as WireMessage
 from edge.cloud.sent import EgressRequest, SentKind, SentLog
 from edge.core.concurrency import closing
 from edge.core.errors import CoordinatorUnavailable, InvalidRequest, Withheld
+from edge.core.formatting import counted
 from edge.core.types import Message
 from edge.privacy.registry import Redacted, Registry
 from edge.rpc import codec
@@ -221,7 +222,7 @@ def _chars_of(call: CloudCall) -> int:
 def kind_of(call: CloudCall) -> tuple[SentKind, str]:
     """What a call is for, and why it is made as far as the call itself shows."""
     if call.step >= 0:
-        return "learning", f"step {call.step + 1} of task {call.task}: {call.help_units} responses asked for help"
+        return "learning", f"step {call.step + 1} of task {call.task}: {counted(call.help_units, 'response')} asked for help"
     if call.prompt_id.startswith(EVALUATION):
         return "evaluation", f"an item of {call.task} is measured"
     return "answering", "the cloud was asked for an answer"

@@ -25,6 +25,8 @@ def table_records(path: Path, text: str, known: Collection[str]) -> Iterator[Rec
     The delimiter is the one of comma, semicolon and tab under which the header names a question and its answer. `known`: the names that a
     column may have; one without a name must be empty. Raises TaskFileError with FILE:LINE.
     """
+    if not text.strip():
+        return
     rows = _rows(path, text, _delimiter(path, text))
     first, header = next(rows)
     columns = [name.strip().lower() for name in header]
