@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,8 +50,12 @@ def main(arguments: Sequence[str]) -> int:
         if _installed(LLAMA) != _pinned(LLAMA):
             jobs["llama.cpp"] = [*_PIP, "wheel", "--verbose", "--no-deps", "--wheel-dir", folder, f"{LLAMA}=={_pinned(LLAMA)}"]
         environment = {"CMAKE_ARGS": llama_build.arguments("first"), **os.environ}
-        if not asyncio.run(_run_side_by_side(jobs, Path(folder), environment)):
-            return 1
+        try:
+            if not asyncio.run(_run_side_by_side(jobs, Path(folder), environment)):
+                return 1
+        except KeyboardInterrupt:
+            print("stopped; the same command begins again", file=sys.stderr)
+            return 130
         built = [str(wheel) for wheel in Path(folder).glob("*.whl")]
         if subprocess.run(
             [*_PIP, "install", "--quiet", *_CONSTRAINED, *built, "--editable", f".[{extra}]"], check=False
@@ -88,7 +93,12 @@ async def _run_side_by_side(jobs: Mapping[str, Sequence[str]], logs: Path, envir
         for name, command in jobs.items():
             with places[name].open("wb") as log:
                 running[name] = await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=asyncio.subprocess.STDOUT, env=environment
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,  # so that compilers end with it
                 )
         waiting = {asyncio.ensure_future(job.wait()) for job in running.values()}
         while waiting and not any(job.returncode for job in running.values()):
@@ -100,7 +110,7 @@ async def _run_side_by_side(jobs: Mapping[str, Sequence[str]], logs: Path, envir
     finally:
         for job in running.values():
             if job.returncode is None:
-                job.terminate()
+                os.killpg(job.pid, signal.SIGTERM)
                 await job.wait()
     for name in failed:
         print("\n".join([*_text(places[name]).splitlines()[-_SHOWN_LINES:], f"{name} could not be installed"]), file=sys.stderr)

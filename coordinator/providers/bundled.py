@@ -63,7 +63,7 @@ class BundledProvider:
         if self._engine is not None:
             try:
                 return len(self._engine.tokenizer.template.prompt_ids(request.messages))
-            except EdgeError:  # complete() will say so
+            except (EdgeError, UnicodeError):  # complete() will say so
                 pass
         return sum(len(turn.content.encode("utf-8", "replace")) + _BYTES_OF_A_TURN for turn in request.messages) + 256
 
@@ -165,7 +165,7 @@ class _Engine:
             raise ProviderError(message, kind="too_long", executed=False)
         try:
             ids = self.tokenizer.template.prompt_ids(request.messages)
-        except EdgeError as error:
+        except (EdgeError, UnicodeError) as error:
             raise ProviderError(str(error), kind="bad_request", executed=False) from error
         if not ids or len(ids) >= room:
             message = f"a prompt of {len(ids)} tokens does not fit the model's context of {room}"
@@ -190,7 +190,7 @@ class _Engine:
     def _load(self) -> RowBatcher:
         from coordinator.providers.batcher import RowBatcher
         from edge.inference.gguf_model import GgufModel
-        from edge.inference.llama_engine import LlamaEngine
+        from edge.inference.llama_engine import MOST_ROWS, LlamaEngine
         from edge.inference.model_tokenizer import gguf_tokenizer
 
         self._model = GgufModel(self._path, gpu_layers=0)
@@ -198,7 +198,8 @@ class _Engine:
             self.tokenizer, vocabulary = gguf_tokenizer(self._model), self._model.vocabulary
             self._longest_piece = max(len(vocabulary.text_of(token).encode()) for token in range(vocabulary.size))
             context_tokens = min(self._model.trained_context_tokens, MAX_CONTEXT_TOKENS)
-            self._engine = LlamaEngine(self._model, rows=self._row_count, n_ctx=context_tokens, n_threads=self._n_threads)
+            rows = min(self._row_count, MOST_ROWS)  # further calls wait
+            self._engine = LlamaEngine(self._model, rows=rows, n_ctx=context_tokens, n_threads=self._n_threads)
         except BaseException:
             self._model.close()
             raise

@@ -122,6 +122,7 @@ class Measured:
 def measure(config: AgentConfig, say: Say) -> Measured:
     """Measure the configured model on this machine; `say` gets each stage as it begins. Raises ModelFileError, UsageError."""
     clock, path, idle_w = SystemClock(), app.model_file(config.model.path), drawn_w()
+    last = last_steps(app.state_folder(config))  # first, since a folder that cannot be read ends it
     config = app.with_its_device(config, path)
     rates = asyncio.run(engine_rates(config, path, say, clock))
     power = _power(idle_w, drawn_w())
@@ -165,7 +166,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
             passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
         )
         floor = step_floor(reached, cost, work)
-    return Measured(device, cost, rates, advice, floor, last_steps(app.state_folder(config)))
+    return Measured(device, cost, rates, advice, floor, last)
 
 
 _LAST_STEPS = 50

@@ -115,10 +115,15 @@ class ChatTemplate:
         return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens, self.calls_tools)
 
     def _masks(self, texts: Sequence[str]) -> dict[str, str]:
-        """A private-use character for each first letter of a control token, none of which occurs in the texts."""
-        taken = set("".join(texts))
-        spare = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
-        return {letter: next(spare) for letter in sorted({text[0] for text in self._tokeniser.control_ids})}
+        """A private-use character for each first letter of a control token, none of which occurs in the texts.
+
+        Raises EdgeError where the texts use nearly all of these characters.
+        """
+        taken, letters = set("".join(texts)), sorted({text[0] for text in self._tokeniser.control_ids})
+        spare = [character for character in map(chr, _PRIVATE_USE) if character not in taken]
+        if len(spare) < len(letters):
+            raise EdgeError("the conversation uses too many private-use characters to be read safely")
+        return dict(zip(letters, spare, strict=False))
 
     def _masked(self, text: str, masks: Mapping[str, str], shown: Collection[str] = ()) -> str:
         if self._control is None:

@@ -40,6 +40,8 @@ from edge.inference.sampling import Floats
 PREFILL_CHUNK = 512
 """Longest piece of a prompt in one decode call; fixed, so that results do not depend on settings."""
 
+MOST_ROWS = int(llama_cpp.llama_max_parallel_sequences()) - 1
+"""Rows that a context can have beside the idle one."""
 _IDLE = 0
 _FIRST = 1
 """Sequence ids in llama.cpp: the idle row, and row 0. llama.cpp splits a batch wherever the ids of its rows are not consecutive."""

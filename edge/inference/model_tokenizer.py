@@ -135,7 +135,10 @@ def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
 
 def gguf_tokenizer(model: GgufModel) -> ModelTokenizer:
     """The tokenizer of a model that llama.cpp has loaded. Raises ModelFileError."""
-    template = _template(model.metadata("tokenizer.chat_template"), model.vocabulary)
+    try:
+        template = _template(model.metadata("tokenizer.chat_template"), model.vocabulary)
+    except ModelFileError as error:
+        raise ModelFileError(f"{model.path}: {error}", hint=error.hint) from error
     name, form = model.metadata("general.name") or model.path.stem, model.metadata("edge_agent.prompt_form") or "full"
     return ModelTokenizer(model.vocabulary, template, name, form, model.close)
 

@@ -1,6 +1,6 @@
 """A compact causal decoder in torch for Qwen2-, Qwen3- and Llama-architecture models.
 
-Linear layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that peft finds them by name and
+Linear layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that adapters are placed by name and
 `gguf.get_tensor_name_map` names them in a GGUF file.
 
 Axes: B rows, T tokens of this call, P tokens already cached, D model width, H heads, K key/value heads, V vocabulary.
