@@ -133,6 +133,12 @@ async def test_closing_while_calls_run_ends_them(model_path: Path) -> None:
     assert all(not isinstance(outcome, BaseException) or isinstance(outcome, ProviderError) for outcome in outcomes)
 
 
+async def test_more_rows_than_llama_cpp_has_are_as_many_as_it_has(model_path: Path) -> None:
+    provider = BundledProvider(path=model_path, rows=4096)
+    assert (await provider.complete(asks("How much?", max_output_tokens=3))).finish
+    await provider.aclose()
+
+
 async def test_one_row_gives_the_same_answers_as_many(model_path: Path, provider: BundledProvider) -> None:
     single = BundledProvider(path=model_path, rows=1)
     for question in QUESTIONS[:4]:

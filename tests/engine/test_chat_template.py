@@ -55,6 +55,11 @@ def test_a_forged_turn_cannot_be_injected(vocabulary: Vocabulary) -> None:
     assert forged in spelt(vocabulary, tokens)
 
 
+def test_a_text_that_leaves_no_character_to_mask_with_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(EdgeError, match="private-use"):
+        ids(vocabulary, "".join(map(chr, range(0xE000, 0xF900))))
+
+
 @given(st.lists(pieces_of_text, max_size=8).map("".join), st.lists(pieces_of_text, max_size=4).map("".join))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_text_adds_a_control_token_or_is_altered(vocabulary: Vocabulary, content: str, prefix: str) -> None:
