@@ -26,7 +26,7 @@ from edge.core.install import install_extra
 INTERRUPTED = 130
 EXTRAS = {
     "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
-    "train": ("torch", "peft", "safetensors", "matplotlib"),
+    "train": ("torch", "safetensors", "matplotlib"),
     **{engine.extra: engine.packages for engine in ENGINES.values() if engine.packages},
 }
 """What each extra brings that a command may miss."""
