@@ -143,13 +143,17 @@ def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
 
 
 def help_gain(groups: Sequence[ScoredGroup]) -> float | None:
-    """Mean reward of the responses that asked less that of the others, over the groups that hold both; None without such a group."""
+    """Mean reward of the responses that asked less that of the others, over the groups that hold both; None without such a group.
+
+    A group in which all are right is left out: nothing was to be gained there, which says nothing against asking. At a high τ these are
+    soon all groups that hold both, since where asking is needed all ask.
+    """
     gains = []
     for group in groups:
         judged = [scored for scored in group.responses if scored.judged]
         asked = [scored.reward for scored in judged if scored.outcome is ResponseOutcome.ASKED]
         local = [scored.reward for scored in judged if scored.outcome is ResponseOutcome.KEPT]
-        if asked and local:
+        if asked and local and min(*asked, *local) < 1.0:
             gains.append(mean(asked) - mean(local))
     return mean(gains) if gains else None
 

@@ -41,6 +41,14 @@ def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
     assert help_gain([alone]) is None
 
 
+def test_a_group_in_which_all_are_right_says_nothing_against_asking_and_one_in_which_all_are_wrong_does() -> None:
+    item = practice_item("arith", "train", 5, 0)
+    right = group(item, scored(ASKED, True, 1.0), scored(KEPT, True, 1.0))
+    wrong = group(item, scored(ASKED, False, 0.0), scored(KEPT, False, 0.0))
+    assert help_gain([right]) is None
+    assert help_gain([right, wrong]) == 0.0
+
+
 def test_the_report_weighs_steps_by_their_responses() -> None:
     def step(right: float, responses: int) -> dict[str, object]:
         return {"source": "practice:arith", "bands": [vars_of("known", responses, right)]}
