@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from coordinator.ledger.verify import verify
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld
@@ -32,6 +34,7 @@ def test_a_months_budget_of_one_dollar_is_used_and_never_passed_while_demand_cha
     assert spent[15 * 24] < 0.65 * BUDGET_UUSD, "the busy second week does not eat the second half of the month"
 
 
+@pytest.mark.long
 def test_the_fixed_rate_of_the_same_month_runs_dry_in_its_fourth_week(tmp_path: Path) -> None:
     scenario = load_scenario(SCENARIOS / "budget-month-by-rate.yaml")
     result = played(scenario, tmp_path)
