@@ -46,10 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     extra = _EXTRAS[arguments[0]]
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     jobs = {"packages": [*_PIP, "install", *_CONSTRAINED, *packages_of(project, extra)]}
+    environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="setup-") as folder:
         if _installed(LLAMA) != _pinned(LLAMA):
+            if "CMAKE_ARGS" not in environment:
+                environment["CMAKE_ARGS"] = llama_build.arguments("first")
             jobs["llama.cpp"] = [*_PIP, "wheel", "--verbose", "--no-deps", "--wheel-dir", folder, f"{LLAMA}=={_pinned(LLAMA)}"]
-        environment = {"CMAKE_ARGS": llama_build.arguments("first"), **os.environ}
         try:
             if not asyncio.run(_run_side_by_side(jobs, Path(folder), environment)):
                 return 1

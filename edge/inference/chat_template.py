@@ -120,10 +120,11 @@ class ChatTemplate:
         Raises EdgeError where the texts use nearly all of these characters.
         """
         taken, letters = set("".join(texts)), sorted({text[0] for text in self._tokeniser.control_ids})
-        spare = [character for character in map(chr, _PRIVATE_USE) if character not in taken]
-        if len(spare) < len(letters):
-            raise EdgeError("the conversation uses too many private-use characters to be read safely")
-        return dict(zip(letters, spare, strict=False))
+        spare = (character for character in map(chr, _PRIVATE_USE) if character not in taken)
+        masks = dict(zip(letters, spare, strict=False))
+        if len(masks) < len(letters):
+            raise EdgeError("the conversation uses too many private-use characters to be read safely", hint="remove them")
+        return masks
 
     def _masked(self, text: str, masks: Mapping[str, str], shown: Collection[str] = ()) -> str:
         if self._control is None:

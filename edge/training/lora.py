@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,6 @@ def inject_lora(decoder: nn.Module, spec: LoraSpec, seed: int) -> None:
             setattr(decoder.get_submodule(parent), leaf, AdaptedLinear(module, spec))
 
 
-def adapted_layers(decoder: nn.Module) -> Iterator[AdaptedLinear]:
-    """The layers that have an adapter."""
-    return (module for module in decoder.modules() if isinstance(module, AdaptedLinear))
-
-
 def lora_parameters(decoder: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name, in the module's order."""
     return {name: parameter for name, parameter in decoder.named_parameters() if parameter.requires_grad}
@@ -125,9 +120,9 @@ def write_peft_folder(state: Mapping[str, Tensor], spec: LoraSpec, folder: Path)
 
 def round_frozen(decoder: nn.Module, dtype: torch.dtype) -> None:
     """Hold the matrices under adapters in the type their products are taken in: rounded once, not at every product, and half the memory."""
-    for layer in adapted_layers(decoder):
-        if not hasattr(layer.base_layer, "matrix"):
-            layer.base_layer.weight.data = layer.base_layer.weight.data.to(dtype)
+    for module in decoder.modules():
+        if isinstance(module, AdaptedLinear) and not hasattr(module.base_layer, "matrix"):
+            module.base_layer.weight.data = module.base_layer.weight.data.to(dtype)
 
 
 def matrix_of(base: Any, dtype: torch.dtype) -> Tensor:
