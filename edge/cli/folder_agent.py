@@ -29,6 +29,7 @@ from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
+from edge.learning.own_use import LEARNED_LATER, outlook
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
 from edge.state.reader import LAST_ANSWER, StateReader, Used, reading, used_today
@@ -179,11 +180,13 @@ class FolderAgent:
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Store a person's verdict on an answer."""
-        with self._answered(answer_id):
-            pass
+        with self._answered(answer_id) as state:
+            record = state.request(answer_id)
         with StateFolder(self._folder) as folder:
-            judged = Feedback(answer_id, cast("Verdict", verdict), correction)
-            return FeedbackBook(folder).give(judged, self._clock.now()).to_json()
+            kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Verdict", verdict), correction), self._clock.now())
+        use = self._config.use
+        expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
+        return {**kept.to_json(), "outlook": expected}
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""

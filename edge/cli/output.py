@@ -131,7 +131,8 @@ _MOST_CORRECTION_CHARS = 200
 
 
 def noted_line(noted: Mapping[str, Any]) -> str:
-    """What is printed of a verdict that was stored: as it was understood."""
+    """What is printed of a verdict that was stored: as it was understood, and what becomes of it."""
     correction = noted.get("correction")
     right = f', right is "{one_line(shown(correction, _MOST_CORRECTION_CHARS))}"' if correction else ""
-    return f"noted: {noted.get('verdict')}{right} · id {noted.get('id')}"
+    outlook = f" · {noted['outlook']}" if noted.get("outlook") else ""
+    return f"noted: {noted.get('verdict')}{right} · id {noted.get('id')}{outlook}"

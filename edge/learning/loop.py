@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
@@ -18,12 +19,13 @@ from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents
 from edge.learning.conditions import DiskSpace, Readiness, learning_is_paused
 from edge.learning.curriculum import HeldOut, StepPlan
-from edge.learning.own_use import is_about_the_device
+from edge.learning.own_use import LEARNED_LATER, is_about_the_device, outlook
 from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
 from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
+from edge.state.feedback import Feedback
 
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
@@ -112,6 +114,15 @@ class Learning:
         """Whether learning that was done has something new to learn from."""
         curriculum, own_use = self.components.curriculum, self.components.own_use
         return curriculum.next_step() is not None or (own_use is not None and await own_use.fresh() > 0)
+
+    def outlook(self, record: Mapping[str, Any], feedback: Feedback) -> str:
+        """What a person who gave a verdict may expect of it; see `own_use.outlook`."""
+        own_use, when = self.components.own_use, "learned from in the next steps"
+        if own_use is None or self._stage in ("idle", "stopped"):
+            when = LEARNED_LATER
+        elif self.waiting:
+            when = f"learned from when learning goes on ({self.waiting})"
+        return outlook(record, feedback, learns=own_use is None or own_use.rules.learns_verdicts, when=when)
 
     async def apply_feedback(self) -> None:
         """Go back where people like what serves less than the version before."""

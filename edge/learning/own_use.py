@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from edge.core.answer_key import Form, OwnKey, is_number, is_short, plain_words
 from edge.core.choices import chosen_option, listed_options
@@ -21,11 +22,13 @@ from edge.dagrpo.answers import final_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.evaluation.judging import Candidate
 from edge.learning.curriculum import StepPlan
-from edge.state.feedback import FeedbackBook, RatedAnswer
+from edge.state.feedback import Feedback, FeedbackBook, RatedAnswer
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT, SUFFIXES, notes_of, read_items
 
 SOURCE, WATCHED = "mine", "watched"
+LEARNED_LATER = "learned from by the next `edge-agent run`"
+"""Of a verdict that no agent is learning from now."""
 MOST_ANSWERS = 2000
 """Of these newest answers with verdicts, and as many of the cloud's without, items are made."""
 _STEPS = 4
@@ -81,13 +84,34 @@ def own_items(reporter: FeedbackBook, *, feedback: bool, agreement: bool) -> lis
     return sorted((item for item in items if item is not None), key=lambda one: one.item.id)
 
 
+def outlook(record: Mapping[str, Any], feedback: Feedback, *, learns: bool, when: str) -> str:
+    """What a person who gave a verdict may expect of it; "" for one that was taken back.
+
+    `learns`: whether verdicts are learned from at all; `when`: when the next one is.
+    """
+    if feedback.verdict == "none":
+        return ""
+    if not learns:
+        return "not learned from: use.feedback is false, or use.share 0"
+    if _not_alone(record):
+        return "not learned from: only questions that stand alone are"
+    if feedback.verdict == "bad" and feedback.correction is None:
+        return "say what is right, and it is learned"
+    return when
+
+
+def _not_alone(record: Mapping[str, Any]) -> bool:
+    """Whether a question is one among others of a conversation, or was held to a form or tools, which no training question is."""
+    return int(record.get("turns") or 1) > 1 or bool(record.get("held"))
+
+
 def _gathered(answers: Iterable[RatedAnswer], *, use_verdicts: bool, agreement: bool) -> dict[tuple[str, str], _Known]:
     """By task and words of the question. An answer that was cut is none to learn."""
     known: dict[tuple[str, str], _Known] = {}
     for answer in answers:
         record, feedback = answer.record, answer.feedback
         prompt, task = str(record.get("prompt") or "").strip(), str(record.get("task") or "")
-        if not prompt or not task or int(record.get("turns") or 1) > 1 or record.get("held"):
+        if not prompt or not task or _not_alone(record):
             continue
         final, whole = final_answer(str(record.get("final") or "")), record.get("finish", "stop") == "stop"
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))
@@ -286,6 +310,11 @@ class OwnUseRules:
     passes: int = 4
     target_rate: float = 0.3
     demonstrates: bool = True
+
+    @property
+    def learns_verdicts(self) -> bool:
+        """Whether verdicts have any share of the steps."""
+        return self.feedback and self.share > 0
 
 
 @dataclass(frozen=True, slots=True)

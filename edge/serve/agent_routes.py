@@ -205,11 +205,12 @@ class Lineage(ResponseBody):
 
 
 class Feedback(ResponseBody):
-    """The verdict that counts."""
+    """The verdict that counts. `outlook`: when it is learned from, or why it is not; empty where it was taken back."""
 
     id: str
     verdict: Literal["good", "bad", "none"]
     correction: str | None = None
+    outlook: str = ""
 
 
 class LearningPaused(ResponseBody):

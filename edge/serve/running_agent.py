@@ -93,7 +93,9 @@ class RunningAgent:
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
-        return self._agent.records.rate(Feedback(answer_id, cast(Verdict, verdict), correction)).to_json()
+        records = self._agent.records
+        kept = records.rate(Feedback(answer_id, cast(Verdict, verdict), correction))
+        return {**kept.to_json(), "outlook": self._agent.learning.outlook(records.why(kept.id).to_json(), kept)}
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""

@@ -88,7 +88,8 @@ async def test_the_headline_agrees_with_the_answers_and_the_usage(control: Agent
 
 
 async def test_a_verdict_is_kept_and_one_on_an_unknown_answer_refused(control: AgentControl) -> None:
-    assert await control.feedback("a4", "bad", "5") == {"id": "a4", "verdict": "bad", "correction": "5"}
+    kept = {"id": "a4", "verdict": "bad", "correction": "5"}
+    assert (await control.feedback("a4", "bad", "5")).items() >= kept.items()
     assert (await control.why("a4"))["verdict"] == "bad"
     with pytest.raises(NotFound):
         await control.feedback("nothing", "good", None)

@@ -30,17 +30,40 @@ def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: C
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
     assert main(["feedback", "chatcmpl-a1", "bad", " it is 5 ", *place]) == 0
     assert (capsys.readouterr().out, said(state)) == (
-        'noted: bad, right is "it is 5" · id a1\n',
+        'noted: bad, right is "it is 5" · id a1 · learned from by the next `edge-agent run`\n',
         Feedback("a1", "bad", "it is 5"),
     )
     assert main(["feedback", "a1", "none", "--json", *place]) == 0
-    assert json.loads(capsys.readouterr().out) == {"id": "a1", "verdict": "none", "correction": None}
+    assert json.loads(capsys.readouterr().out) == {"id": "a1", "verdict": "none", "correction": None, "outlook": ""}
     assert said(state) == Feedback("a1", "none")
 
 
 def test_a_verdict_on_the_last_answer_is_kept_under_its_id(state: Path, capsys: Capture) -> None:
     assert main(["feedback", "last", "good", "--state", str(state)]) == 0
-    assert (capsys.readouterr().out, said(state)) == ("noted: good · id a1\n", Feedback("a1", "good"))
+    assert (capsys.readouterr().out, said(state)) == (
+        "noted: good · id a1 · learned from by the next `edge-agent run`\n",
+        Feedback("a1", "good"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "record", "settings", "outlook"),
+    [
+        (("good",), {}, (), "learned from by the next"),
+        (("bad",), {}, (), "say what is right"),
+        (("bad", "5"), {"turns": 3}, (), "only questions that stand alone"),
+        (("bad", "5"), {"held": True}, (), "only questions that stand alone"),
+        (("bad", "5"), {}, ("--set", "use.feedback=false"), "not learned from: use.feedback"),
+        (("bad", "5"), {}, ("--set", "use.share=0"), "not learned from: use.feedback"),
+    ],
+)
+def test_what_becomes_of_a_verdict_is_reported(
+    state: Path, capsys: Capture, verdict: tuple[str, ...], record: dict[str, object], settings: tuple[str, ...], outlook: str
+) -> None:
+    with StateFolder(state) as folder:
+        folder.put_request("a2", 6.0, {"id": "a2", "final": "4", **record})
+    assert main(["feedback", "a2", *verdict, "--state", str(state), *settings]) == 0
+    assert outlook in capsys.readouterr().out
 
 
 def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, capsys: Capture) -> None:

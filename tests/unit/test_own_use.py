@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +408,15 @@ async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judg
         assert "of 2 answers 1 is" in notice and "Write a letter" in notice
         await agent.learn(max_steps=10)
     assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat"}
+
+
+async def test_a_person_hears_when_a_verdict_is_learned_from(tmp_path: Path) -> None:
+    corrected(tmp_path / "state", 1)
+    record, verdict = {"turns": 1}, Feedback("amath1", "bad", "2")
+    async with world_in(tmp_path / "state", steps=1).agent() as agent:
+        outlook = partial(agent.learning.outlook, record, verdict)
+        assert outlook() == watched.LEARNED_LATER, "it has not begun to learn"
+        await agent.learn()
+        assert outlook() == "learned from in the next steps", "it waits for something new"
+        agent.learning.pause(True)
+        assert "paused by you" in outlook()

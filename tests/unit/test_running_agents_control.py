@@ -9,6 +9,7 @@ import pytest
 
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message
+from edge.learning.own_use import LEARNED_LATER
 from edge.serve.running_agent import RunningAgent
 from edge.state.answer_record import AnswerRequest
 from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
@@ -21,7 +22,7 @@ async def test_verdicts_are_kept_over_restarts_and_counted_in_the_report(tmp_pat
         control = RunningAgent(agent)
         answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
         kept = {"id": answer.id, "verdict": "bad", "correction": "4"}
-        assert await control.feedback(answer.id, "bad", " 4 ") == kept
+        assert await control.feedback(answer.id, "bad", " 4 ") == {**kept, "outlook": LEARNED_LATER}
         with pytest.raises(NotFound):
             await control.feedback("nobody", "good", None)
         with pytest.raises(UsageError):

@@ -93,22 +93,25 @@ export class AnswerCard {
 
   async judgeNow(pressed) {
     const verdict = this.turn.verdict === pressed ? "none" : pressed;
-    if (!(await this.sendVerdict(verdict, null))) return;
+    const kept = await this.sendVerdict(verdict, null);
+    if (!kept) return;
     if (verdict === "bad") this.askCorrection();
-    else { this.close("correction"); announce(verdict === "good" ? "Marked as good" : "Your verdict was taken back"); }
+    else { this.close("correction"); announce(verdict === "good" ? `Marked as good, ${kept.outlook}` : "Your verdict was taken back"); }
   }
 
+  // What the agent keeps of it, or null.
   async sendVerdict(verdict, correction) {
+    let kept;
     try {
-      await post("/api/feedback", { id: this.turn.note.id, verdict, correction });
+      kept = await post("/api/feedback", { id: this.turn.note.id, verdict, correction });
     } catch (problem) {
       this.open("correction", element("p", { class: "problem", role: "alert" }, problem.message));
-      return false;
+      return null;
     }
     Object.assign(this.turn, { verdict, correction: correction ?? "" });
     this.paintThumbs();
     this.changed();
-    return true;
+    return kept;
   }
 
   askCorrection() {
@@ -124,9 +127,13 @@ export class AnswerCard {
   }
 
   async correct(correction) {
-    if (!(await this.sendVerdict("bad", correction || null))) return;
+    const kept = await this.sendVerdict("bad", correction || null);
+    if (!kept) return;
     this.close("correction", this.thumb.bad);
-    announce("Thank you. The correction was kept on this device.");
+    if (!correction) return;
+    const words = `The correction is kept on this device: ${kept.outlook}.`;
+    this.open("correction", element("p", {}, words));
+    announce(words);
   }
 
   async toggleWhy() {
