@@ -53,7 +53,7 @@ class ProgressView:
     where there was nothing to count). `assist_rates` and `overall_accuracies` are the last 40 of that source.
 
     `phase` counts from 1 of `phases`, `phase_steps` is None without end. `times_floor`: how many times the least time of a step they took
-    (None: the device was not measured). `task`: the source where its name tells where the questions are from, else the label.
+    (None: the device was not measured). `task`: the source where its name says where the questions are from, else the label.
     """
 
     last: StepFinished

@@ -19,8 +19,9 @@ async def explained(
     """The record with `verdict` and `correction`, what a person `said` of it, `decision`, the decision in words, and `ledger`, the
     coordinator's entry of its call.
 
-    `ledger` is None when no call was made; else it has state, tokens, charged_uusd, model and call_key, and `told_by` is coordinator, or
-    record where the coordinator cannot be asked (`note` says why). `get_call` None: there is nobody to ask, for the reason `why_nobody`.
+    `ledger` is None when no call was made; else it has state, tokens, charged_uusd, model and call_key, and `reported_by` is
+    coordinator, or record where the coordinator cannot be asked (`note` says why). `get_call` None: there is nobody to ask, for the
+    reason `why_nobody`.
     """
     feedback = {"verdict": said.verdict, "correction": said.correction} if said else {"verdict": "none", "correction": None}
     return {**record, **feedback, "decision": decision(record), "ledger": await _ledger(record, get_call, why_nobody)}
@@ -53,7 +54,7 @@ async def _ledger(record: Mapping[str, Any], get_call: GetCall | None, why_nobod
     if not record.get("call_key"):
         return None
     recorded = {
-        "told_by": "record",
+        "reported_by": "record",
         "state": str(record.get("call_state") or CallProgress.COMPLETED.value),
         "tokens": int(record.get("cloud_tokens") or 0),
         "charged_uusd": int(record.get("charged_uusd") or 0),
@@ -74,7 +75,7 @@ async def _ledger(record: Mapping[str, Any], get_call: GetCall | None, why_nobod
             (OutcomeUnknown, CallProgress.IN_DOUBT.value),
         )
         state = next((name for kind, name in states if isinstance(error, kind)), CallProgress.FAILED.value)
-        return {**recorded, "told_by": "coordinator", "state": state, "tokens": 0, "model": "", "note": str(error)}
+        return {**recorded, "reported_by": "coordinator", "state": state, "tokens": 0, "model": "", "note": str(error)}
     tokens = found.usage.input_tokens + found.usage.output_tokens
     answered = {"state": CallProgress.COMPLETED.value, "tokens": tokens, "charged_uusd": found.charged_uusd, "model": found.model}
-    return {**recorded, "told_by": "coordinator", **answered, "note": ""}
+    return {**recorded, "reported_by": "coordinator", **answered, "note": ""}

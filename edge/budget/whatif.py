@@ -126,7 +126,7 @@ def what_if(answers: Sequence[PastAnswer], rates: Iterable[float], task: str = "
     answers."""
     if len(answers) < LEAST_ANSWERS:
         raise TooFewAnswers(
-            f"{len(answers)} recorded answers are too few to tell what another rate would mean; {LEAST_ANSWERS} are needed",
+            f"{len(answers)} recorded answers are too few to estimate what another rate would mean; {LEAST_ANSWERS} are needed",
             hint="use the agent a while, or measure it with edge-agent eval --cloud-all --plot FILE.png",
         )
     without = sum(answer.log_odds is None for answer in answers)

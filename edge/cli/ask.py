@@ -50,9 +50,7 @@ def command(
     question: Annotated[str | None, Argument(help="The question; `-` or nothing reads stdin.")] = None,
     local_only: LocalOnly = False,
     cloud: Annotated[bool, Option("--cloud", help="Ask the cloud, whatever the model would do.")] = False,
-    system: Annotated[
-        str | None, Option("--system", help="What the answerer is told before the question.", metavar="TEXT")
-    ] = None,
+    system: Annotated[str | None, Option("--system", help="System prompt for the one who answers.", metavar="TEXT")] = None,
     files: Annotated[
         list[Path] | None, Option("--file", help="Text that is put before the question. Repeatable.", metavar="FILE")
     ] = None,

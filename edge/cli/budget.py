@@ -79,7 +79,7 @@ def budget_limit(
         raise UsageError("--off takes a limit off and sets none", hint="give --off alone, or leave it out")
     if not off and not changes:
         raise UsageError(
-            "nothing to set", hint="give --spend, --calls, --tokens or --per, or --off; budget show tells what holds"
+            "nothing to set", hint="give --spend, --calls, --tokens or --per, or --off; budget show lists what holds"
         )
     config = settings.config()
     if not (folder := state_folder(config)).exists():

@@ -97,7 +97,7 @@ RECORDING = "hints.jsonl"
 def report_lines(report: HintReport) -> Iterator[str]:
     """The report for a person."""
     units = {"uusd": "micro-USD", "tokens": "tokens"}
-    asked = f"{report.asked} asked for help, {report.tried} of them with steps to tell"
+    asked = f"{report.asked} asked for help, {report.tried} of them with steps to show"
     yield f"{counted(report.items, 'item')}, {asked}, {report.pairs} answered both ways"
     if report.failures:
         yield f"{report.failures} pairs are incomplete: {one_line(report.first_failure)}"

@@ -96,7 +96,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
     ledger, cloud_model = None, str(record.get("cloud_model") or "")
     if entry := record.get("ledger"):
         model = f", {entry['model']}" if entry["model"] else ""
-        origin = "" if entry["told_by"] == "coordinator" else " (from the record)"
+        origin = "" if entry["reported_by"] == "coordinator" else " (from the record)"
         note = f"; {entry['note']}" if entry["note"] else ""
         amounts = f"{counted(entry['tokens'], 'token')}, {money(entry['charged_uusd'])}{model}{origin}{note}"
         ledger = f"{entry['state'].replace('_', ' ')}, {amounts}; key {entry['call_key']}"

@@ -349,7 +349,7 @@ class CoordinatorLink:
             await asyncio.sleep(_LIMIT_PAUSE_S)
         raise CoordinatorUnavailable(
             "the limit is kept, but the coordinator does not report it yet; it holds from its next start at the latest",
-            hint="edge-agent budget show tells what holds; edge-coordinator budget set on its ledger wins over it",
+            hint="edge-agent budget show lists what holds; edge-coordinator budget set on its ledger wins over it",
         )
 
     def require_all_tasks(self) -> None:

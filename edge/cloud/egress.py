@@ -39,7 +39,7 @@ from edge.rpc.v1 import budget_pb2, call_pb2
 
 EVALUATION = "eval:"
 """What the prompt ids of an evaluation begin with."""
-_RULES_HINT = "edge-agent config show privacy, with the same --config and --set, tells the rules"
+_RULES_HINT = "edge-agent config show privacy, with the same --config and --set, lists the rules"
 _LABELS = frozenset({"call_key", "task", "model_alias"})
 _MOST_REMEMBERED = 4096
 _LONG_CHARS = 4_000
@@ -182,7 +182,7 @@ class EgressClient:
         if rule := self._registry.broken_rule(labels):
             raise Withheld(f"never-send rule {rule} forbids the task's name", hint="give the task another name")
         if kinds := self._registry.kinds_in_names(labels):
-            raise Withheld(f"the task's name tells a {', a '.join(sorted(kinds))}", hint="give the task another name")
+            raise Withheld(f"the task's name holds a {', a '.join(sorted(kinds))}", hint="give the task another name")
 
     def _refuse_leaks(self, message: WireMessage, redacted: Redacted) -> None:
         """The leak test, on every text of the message that is about to be sent, whatever fields it has. Raises Withheld."""

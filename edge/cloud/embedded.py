@@ -34,7 +34,7 @@ MAX_SOCKET_PATH = 100
 """Bytes; the system's limit is 104 to 108."""
 _PROBE_S = 0.05
 _STOP_S = 10.0
-_CRASH_HINT = "edge-agent doctor tells whether llama.cpp runs on this processor"
+_CRASH_HINT = "edge-agent doctor checks whether llama.cpp runs on this processor"
 _RESTART_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _UPSTREAM_FIELDS = (
     "model", "path", "base_url", "api_key", "api_key_env", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok", "tokens_field",

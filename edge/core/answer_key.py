@@ -1,4 +1,4 @@
-"""What is known of the answers to a question: the key of a person's own question, and how answers of each form are told apart."""
+"""What is known of the answers to a question: the key of a person's own question, and how answers of each form are distinguished."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def wilson_interval_of_share(share: float, trials: float, z: float = 1.959963984
 
 
 def effective_trials(weights: Iterable[float]) -> float:
-    """Kish's effective sample size (Σw)² / Σw²: how many equally weighted trials tell as much. 0 of none."""
+    """Kish's effective sample size (Σw)² / Σw²: how many equally weighted trials are worth as much. 0 of none."""
     values = list(weights)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / squares if squares else 0.0

@@ -1,7 +1,7 @@
-"""What the SLM is told.
+"""What the SLM is shown.
 
 The bundled models carry a compact system prompt in their own chat template and read the bare question; every other model gets
-SYSTEM_PROMPT and a templated user prompt. A prompt may tell the price of help (`price_line`), so that one model serves all budgets.
+SYSTEM_PROMPT and a templated user prompt. A prompt may state the price of help (`price_line`), so that one model serves all budgets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ If you have reasoned through enough steps and still cannot solve the problem on 
 
 
 MOST_PRICE = 9.99
-"""The highest price that a prompt tells; a right answer is worth 1."""
+"""The highest price that a prompt states; a right answer is worth 1."""
 
 PRICE_RULE = """
 The user's turn begins with what help costs. Not asking costs nothing, and a right answer is worth 1: ask where help is worth its price."""
-"""What the full system prompt says besides where the user's turn tells a price."""
+"""What the full system prompt says besides where the user's turn states a price."""
 
 
 def user_prompt(item: TaskItem) -> str:
@@ -44,7 +44,7 @@ def user_prompt(item: TaskItem) -> str:
 def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None) -> tuple[Message, ...]:
     """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones.
 
-    A `price` of help is told in a line of its own before the question. Raises ValueError for one that `price_line` cannot tell.
+    A `price` of help has a line of its own before the question. Raises ValueError for one that `price_line` cannot state.
     """
     line = "" if price is None else f"{price_line(price, prompt_form)}\n"
     if prompt_form == "compact":
@@ -73,7 +73,7 @@ def price_line(price: float, prompt_form: str) -> str:
     Raises ValueError for a price that is not whole cents from 0 to 9.99.
     """
     if not (0.0 <= price <= MOST_PRICE and abs(100 * price - round(100 * price)) < 1e-6):
-        raise ValueError(f"a price is told in whole cents from 0 to {MOST_PRICE}, not {price!r}")
+        raise ValueError(f"a price is stated in whole cents from 0 to {MOST_PRICE}, not {price!r}")
     cents = round(100 * price)
     return str(cents) if prompt_form == "compact" else f"Help costs {cents / 100:.2f}."
 

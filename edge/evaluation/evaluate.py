@@ -98,7 +98,7 @@ class Evaluation:
         known: Mapping[str, Judged] | None = None,
         on_judged: Callable[[Candidate, Judged], None] = lambda candidate, judged: None,
     ) -> list[JudgedItem]:
-        """All items in order. `tag` tells this evaluation's cloud calls from others'; what is `known` by its key is not done again."""
+        """All items in order. `tag` marks this evaluation's cloud calls; what is `known` by its key is not done again."""
         slots, calls = asyncio.Semaphore(_ITEMS_AT_ONCE), asyncio.Semaphore(_CALLS_AT_ONCE)
 
         async def one(candidate: Candidate) -> JudgedItem:

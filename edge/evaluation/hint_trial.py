@@ -105,7 +105,7 @@ class HintTrial:
     """Asks both ways for every item whose response asks."""
 
     def __init__(self, roles: EvalRoles, settings: RolloutSettings, hint_chars: int, tag: str) -> None:
-        """`tag` tells this trial's calls from others'. The roles have a cloud."""
+        """`tag` marks this trial's calls. The roles have a cloud."""
         if roles.cloud is None:
             raise ValueError("a trial of hints needs a cloud")
         self._roles = roles

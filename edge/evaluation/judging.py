@@ -33,7 +33,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Tells items apart by all that is asked of the model: 32 hex digits."""
+        """Distinguishes items by all that is asked of the model: 32 hex digits."""
         item = self.item
         content = [item.id, item.family, item.question, list(item.options), item.answer, item.preamble, item.max_steps]
         if item.context:

@@ -45,7 +45,7 @@ class EngineLog:
         self._errors.clear()
 
     def last_error(self) -> str:
-        """The most telling error line since `forget`: the first one, without llama.cpp's function names; "" when there is none."""
+        """The most specific error line since `forget`: the first one, without llama.cpp's function names; "" when there is none."""
         if not self._errors:
             return ""
         return self._errors[0].strip().partition(": ")[2] or self._errors[0].strip()

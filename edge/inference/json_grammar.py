@@ -201,7 +201,7 @@ class _Converter:
             plain = [self._merged([branch], place) for branch in branches]
             for index, one in enumerate(plain):
                 if any(_may_overlap(one, other) for other in plain[:index]):
-                    _refuse(f"{place}.oneOf", "two of these may fit one value; use anyOf, or a const that tells them apart")
+                    _refuse(f"{place}.oneOf", "two of these may fit one value; use anyOf, or a const that distinguishes them")
         wanted = [self._merged([rest, branch], place) if rest else branch for branch in branches if branch is not False]
         return " | ".join(self.value(each, f"{place}.{word}[{index}]") for index, each in enumerate(wanted))
 

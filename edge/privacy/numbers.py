@@ -37,7 +37,7 @@ _WRITTEN_AS_PHONE = re.compile(
     r"\(?\d{1,6}\)?(?:[ .-]|(?<=\)))\d{2,}(?:[ .-]?\d{2,}){0,4}|0\d{1,4}/\d{3,}[\d -]*|\d{1,2}(?:[ .-]\d{2,4}){2,5}"
 )
 _NORTH_AMERICAN = re.compile(r"(?<![\w.+-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?!\w)")
-"""Written in no other country so: told apart without knowing the region."""
+"""Written in no other country so: recognised without knowing the region."""
 _IN_ONE_ANYWHERE, _IN_ONE_IN_NORTH_AMERICA = re.compile(r"0\d{9,10}"), re.compile(r"1?[2-9]\d{9}")
 _NORTH_AMERICA = 1
 """The country code."""

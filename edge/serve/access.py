@@ -81,7 +81,7 @@ class Access:
         limits: Limits = DEFAULT_LIMITS,
         count: Callable[[str, str, int, float], None] = lambda method, route, status, seconds: None,
     ) -> None:
-        """`count` is told of every request: its method, its route's template, its status (499: nobody waited) and its seconds."""
+        """`count` gets every request: its method, its route's template, its status (499: nobody waited) and its seconds."""
         self.app = app
         self._count = count
         self._limits = limits

@@ -53,8 +53,8 @@ def add_chat_routes(
     error_event: Callable[[Exception], Mapping[str, Any]],
     count: Callable[[AnswerNote], None],
 ) -> None:
-    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream; `count` is told
-    of every answer."""
+    """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream; `count` gets
+    every answer."""
     started = int(clock.now())
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_ANSWER)

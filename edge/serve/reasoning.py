@@ -115,7 +115,7 @@ class AnswerReader:
 async def read_answer(
     pieces: AsyncGenerator[AnswerPiece, None], stops: Sequence[str] = (), count: Callable[[AnswerNote], None] = lambda note: None
 ) -> Reading:
-    """Text by channel, then the note, which `count` is told first. After a stop string the rest is not shown, but the answer runs to its
+    """Text by channel, then the note, which `count` gets first. After a stop string the rest is not shown, but the answer runs to its
     record."""
     reader = AnswerReader(stops)
     async with aclosing(pieces):

@@ -92,7 +92,7 @@ def add_response_routes(
     problem_of: Callable[[Exception], RequestProblem],
     count: Callable[[AnswerNote], None],
 ) -> None:
-    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` is told of every answer."""
+    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` gets every answer."""
     stored = StoredResponses()
 
     @app.post("/v1/responses", response_model=ResponseObject, responses=_ANSWER)

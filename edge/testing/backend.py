@@ -203,13 +203,13 @@ def _spoken(text: str, words: Sequence[str], ids: Sequence[int], sampling: Sampl
 
 def _pieces_of(response: LocalResponse) -> Iterator[tuple[str, tuple[ScoredToken, ...]]]:
     """The text word by word, each with the tokens that end in it."""
-    end, told = 0, 0
+    end, reported = 0, 0
     for word in _TOKEN.findall(response.text) or ([""] if response.tokens else []):
         end += len(word)
         last = end == len(response.text)
         count = len(response.tokens) if last else sum(token.end <= end for token in response.tokens)
-        yield word, response.tokens[told:count]
-        told = count
+        yield word, response.tokens[reported:count]
+        reported = count
 
 
 def _require_folder(adapter: AdapterRef) -> None:

@@ -135,7 +135,7 @@ class ScriptedCoordinatorClient:
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce the device."""
-        self._fail_if_told("register")
+        self._fail_if_scripted("register")
         terms = tuple(
             TaskTerms(name, task.target_rate, task.price.dual, task.next_step) for name in tasks for task in [self._task(name)]
         )
@@ -143,7 +143,7 @@ class ScriptedCoordinatorClient:
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a step, or return it as it was opened."""
-        self._fail_if_told("open_step")
+        self._fail_if_scripted("open_step")
         if not (math.isfinite(target_rate) and 0.0 <= target_rate <= 1.0):
             raise InvalidRequest(f"target_rate {target_rate} is outside [0, 1]")
         state = self._task(task)
@@ -157,7 +157,7 @@ class ScriptedCoordinatorClient:
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Answer once per prompt group; the same key again gives the same answer."""
-        self._fail_if_told("complete")
+        self._fail_if_scripted("complete")
         async with self._lock:
             completion = await self._complete_locked(call, deadline_s)
         if self._lost_replies:
@@ -167,7 +167,7 @@ class ScriptedCoordinatorClient:
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """The answer in two pieces."""
-        self._fail_if_told("stream_complete")
+        self._fail_if_scripted("stream_complete")
         completion = await self.complete(call, deadline_s)
         middle = len(completion.text) // 2
         for piece in (completion.text[:middle], completion.text[middle:]):
@@ -176,13 +176,13 @@ class ScriptedCoordinatorClient:
 
     async def cancel_call(self, call_key: str) -> CancelledCall:
         """A call that is answered stays so; the scripted coordinator knows no other."""
-        self._fail_if_told("cancel_call")
+        self._fail_if_scripted("cancel_call")
         completion = await self.get_call(call_key)
         return CancelledCall(call_key, CallProgress.COMPLETED, completion.charged_uusd)
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget now, then each new version."""
-        self._fail_if_told("watch_budget")
+        self._fail_if_scripted("watch_budget")
         state, last = self._task(task), None
         while not self.closed:
             if (newest := self._snapshot(state)) != last:
@@ -194,14 +194,14 @@ class ScriptedCoordinatorClient:
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result."""
-        self._fail_if_told("get_call")
+        self._fail_if_scripted("get_call")
         if call_key not in self._results:
             raise NotFound(f"no call has the key {call_key!r}")
         return self._results[call_key][1]
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Move λ once."""
-        self._fail_if_told("close_step")
+        self._fail_if_scripted("close_step")
         state = self._task(task)
         if state.closed is not None and state.closed.step == step:
             return _repeated(state, (units.total, units.help))
@@ -213,7 +213,7 @@ class ScriptedCoordinatorClient:
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The budget so far."""
-        self._fail_if_told("get_budget")
+        self._fail_if_scripted("get_budget")
         return self._snapshot(self._task(task))
 
     async def aclose(self) -> None:
@@ -270,9 +270,9 @@ class ScriptedCoordinatorClient:
         state.step_calls += call.step >= 0
         self._groups[group] = call.call_key
         price = self._terms.price_uusd_per_call
-        told = completion_json(reply.finish_reason, reply.beyond_text)
+        beyond_text = completion_json(reply.finish_reason, reply.beyond_text)
         budget = self._snapshot(state)
-        return self._store(call, CloudCompletion(call.call_key, reply.text, usage, price, False, "scripted", budget, told))
+        return self._store(call, CloudCompletion(call.call_key, reply.text, usage, price, False, "scripted", budget, beyond_text))
 
     def _store(self, call: CloudCall, completion: CloudCompletion) -> CloudCompletion:
         self._results[call.call_key] = (call, completion)
@@ -310,7 +310,7 @@ class ScriptedCoordinatorClient:
         self._version += 1
         self._changed.set()
 
-    def _fail_if_told(self, method: str) -> None:
+    def _fail_if_scripted(self, method: str) -> None:
         if self._failures[method]:
             raise self._failures[method].popleft()
 

@@ -237,7 +237,7 @@ class ScriptedControl:
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """The prepared outlook; without one, there are too few answers."""
         if not self.outlook:
-            raise TooFewAnswers("0 recorded answers are too few to tell what another rate would mean")
+            raise TooFewAnswers("0 recorded answers are too few to estimate what another rate would mean")
         wanted = [known for known in self.outlook["outlooks"] if known["target_rate"] in rates]
         return {**self.outlook, "task": task, "outlooks": wanted}
 

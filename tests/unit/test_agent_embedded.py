@@ -108,7 +108,7 @@ async def test_a_child_that_crashes_at_its_start_is_told_at_once_with_what_to_do
     child = child_of(tmp_path / "c", DIES, MemorySink(), timeout_s=3600.0)
     with pytest.raises(CoordinatorUnavailable, match=r"coordinator crashed \(SIGSEGV\)$") as told:
         await child.start()
-    assert told.value.hint == "edge-agent doctor tells whether llama.cpp runs on this processor"
+    assert told.value.hint == "edge-agent doctor checks whether llama.cpp runs on this processor"
     assert child.pid is None
 
 

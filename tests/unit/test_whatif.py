@@ -175,7 +175,7 @@ def test_a_decision_is_told_in_words(changes: dict[str, Any], words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "told_by", "state"),
+    ("error", "reported_by", "state"),
     [
         (NotFound("no such call"), "coordinator", "unknown"),
         (CallInProgress("running"), "coordinator", "running"),
@@ -185,17 +185,17 @@ def test_a_decision_is_told_in_words(changes: dict[str, Any], words: str) -> Non
     ],
 )
 async def test_the_ledgers_entry_is_the_coordinators_where_it_can_be_asked_and_else_the_records(
-    error: Exception, told_by: str, state: str
+    error: Exception, reported_by: str, state: str
 ) -> None:
     async def get_call(key: str) -> Any:
         raise error
 
     ledger = (await explained(RECORD, get_call))["ledger"]
-    assert (ledger["told_by"], ledger["state"], ledger["charged_uusd"], ledger["call_key"]) == (told_by, state, 70, "run-one")
+    assert (ledger["reported_by"], ledger["state"], ledger["charged_uusd"], ledger["call_key"]) == (reported_by, state, 70, "run-one")
     assert str(error) in ledger["note"]
 
 
 async def test_without_a_call_there_is_no_entry_and_without_a_coordinator_the_record_says_so() -> None:
     assert (await explained({**RECORD, "call_key": ""}, None))["ledger"] is None
     ledger = (await explained(RECORD, None, "the embedded coordinator is not running"))["ledger"]
-    assert (ledger["told_by"], ledger["note"]) == ("record", "the embedded coordinator is not running")
+    assert (ledger["reported_by"], ledger["note"]) == ("record", "the embedded coordinator is not running")

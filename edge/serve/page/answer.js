@@ -197,7 +197,7 @@ function whyParts(record) {
 function ledgerParts({ ledger, created_at: at, id }) {
   const entry = ledger === null ? [] : [
     ["Call", CALLS[ledger.state] ?? ledger.state], ["Charged", ledger.charged_uusd ? `${money(ledger.charged_uusd)}${practiceNote(ledger.model)}` : "nothing"], ["Cloud tokens", ledger.tokens ? whole(ledger.tokens) : ""],
-    ["Cloud model", ledger.model], ["Reported by", ledger.told_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
+    ["Cloud model", ledger.model], ["Reported by", ledger.reported_by === "coordinator" ? "the coordinator, just now" : "this device's own record"], ["Note", ledger.note], ["Entry", ledger.call_key],
   ];
   const none = ledger === null ? element("p", {}, "The cloud was not called, so there is nothing in the ledger.") : "";
   return [none, facts([...entry, ["When", moment(at)], ["Number", id]])];

@@ -20,7 +20,7 @@ HABIT_ADDS_UP_TO = 2
 LEVEL_WEIGHTS: Mapping[int, float] = {1: 0.17, 2: 0.17, 3: 0.19, 4: 0.19, 5: 0.07, 6: 0.07, 7: 0.07, 8: 0.07}
 TESTS = 4
 SWAPPED_SHARE = 0.25
-"""How often the wording tells an operation after the one that follows it."""
+"""How often the wording names an operation after the one that follows it."""
 NAMES = ("tidy", "solve", "work", "change", "pick", "blend", "scan", "mend")
 
 Result = int | list[int]
@@ -30,11 +30,11 @@ Result = int | list[int]
 class Operation:
     """One operation on the list `xs` (and the number `n`), drawn with its constants.
 
-    `told` are wordings after "then": `keep only the even numbers`. `step` is how a reasoning line puts it. `code` are the lines of the
+    `wordings` come after "then": `keep only the even numbers`. `step` is how a reasoning line puts it. `code` are the lines of the
     function's body. `apply` does it; a closing operation returns a number, all others a list. `uses_n`: needs the second argument.
     """
 
-    told: tuple[str, ...]
+    wordings: tuple[str, ...]
     step: str
     code: tuple[str, ...]
     apply: Callable[[list[int], int], Result]
@@ -42,26 +42,26 @@ class Operation:
     closing: bool = False
 
 
-def mapped(expression: str, told: tuple[str, ...], apply: Callable[[int, int], int], *, uses_n: bool = False) -> Operation:
+def mapped(expression: str, wordings: tuple[str, ...], apply: Callable[[int, int], int], *, uses_n: bool = False) -> Operation:
     """Every number x becomes `expression`."""
     code = (f"xs = [{expression} for x in xs]",)
-    return Operation(told, expression, code, lambda xs, n: [apply(x, n) for x in xs], uses_n)
+    return Operation(wordings, expression, code, lambda xs, n: [apply(x, n) for x in xs], uses_n)
 
 
-def kept(condition: str, told: tuple[str, ...], holds: Callable[[int, int], bool], *, uses_n: bool = False) -> Operation:
+def kept(condition: str, wordings: tuple[str, ...], holds: Callable[[int, int], bool], *, uses_n: bool = False) -> Operation:
     """Only the numbers x with `condition` stay."""
     code = (f"xs = [x for x in xs if {condition}]",)
-    return Operation(told, f"if {condition}", code, lambda xs, n: [x for x in xs if holds(x, n)], uses_n)
+    return Operation(wordings, f"if {condition}", code, lambda xs, n: [x for x in xs if holds(x, n)], uses_n)
 
 
-def whole(expression: str, told: tuple[str, ...], step: str, apply: Callable[[list[int]], list[int]]) -> Operation:
+def whole(expression: str, wordings: tuple[str, ...], step: str, apply: Callable[[list[int]], list[int]]) -> Operation:
     """The whole list becomes `expression`."""
-    return Operation(told, step, (f"xs = {expression}",), lambda xs, n: apply(xs))
+    return Operation(wordings, step, (f"xs = {expression}",), lambda xs, n: apply(xs))
 
 
-def closing(expression: str, told: tuple[str, ...], apply: Callable[[list[int]], int]) -> Operation:
+def closing(expression: str, wordings: tuple[str, ...], apply: Callable[[list[int]], int]) -> Operation:
     """The result is the number `expression`."""
-    return Operation(told, f"return {expression}", (f"return {expression}",), lambda xs, n: apply(xs), closing=True)
+    return Operation(wordings, f"return {expression}", (f"return {expression}",), lambda xs, n: apply(xs), closing=True)
 
 
 # --- operations -----------------------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def draw_order(rng: random.Random) -> Operation:
 
 def draw_running(_: random.Random) -> Operation:
     """An accumulator over the list."""
-    told = ("replace the list by its running totals", "turn the list into running totals")
-    return whole("[sum(xs[:i + 1]) for i in range(len(xs))]", told, "running totals", running_totals)
+    wordings = ("replace the list by its running totals", "turn the list into running totals")
+    return whole("[sum(xs[:i + 1]) for i in range(len(xs))]", wordings, "running totals", running_totals)
 
 
 def running_totals(xs: Sequence[int]) -> list[int]:
@@ -279,7 +279,7 @@ def tests_of(program: Program, cases: Sequence[Case]) -> str:
 
 
 def specification(rng: random.Random, program: Program) -> str:
-    """The question in plain English; now and then an operation is told after the one that follows it."""
+    """The question in plain English; now and then an operation is named after the one that follows it."""
     lead = rng.choice(
         (
             "Write a Python function {f} that takes a list of numbers xs{n}.",
@@ -288,14 +288,14 @@ def specification(rng: random.Random, program: Program) -> str:
         )
     )
     head = lead.format(f=f"{program.name}({program.parameters})", n=" and a number n" if program.uses_n else "")
-    told = [rng.choice(operation.told) for operation in program.operations]
+    wordings = [rng.choice(operation.wordings) for operation in program.operations]
     sentences, index = [], 0
-    while index < len(told):
-        if index + 1 < len(told) and rng.random() < SWAPPED_SHARE:
-            sentences.append(f"{opener(index)}{told[index + 1]}, but before that {told[index]}.")
+    while index < len(wordings):
+        if index + 1 < len(wordings) and rng.random() < SWAPPED_SHARE:
+            sentences.append(f"{opener(index)}{wordings[index + 1]}, but before that {wordings[index]}.")
             index += 2
         else:
-            sentences.append(f"{opener(index)}{told[index]}.")
+            sentences.append(f"{opener(index)}{wordings[index]}.")
             index += 1
     return " ".join([head, *(sentence[0].upper() + sentence[1:] for sentence in sentences)])
 

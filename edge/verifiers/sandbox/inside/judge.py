@@ -603,7 +603,7 @@ def _count_expected(tree: ast.AST) -> int:
 
 
 def _mark_calls_that_stand_alone(tree: ast.AST) -> None:
-    """Let every statement that is a call tell the function, and those before it in a chain, that nobody wants its value."""
+    """Let every statement that is a call report to the function, and those before it in a chain, that nobody wants its value."""
     import _ast
 
     for block in _blocks(tree, ("Expr",)):
