@@ -123,7 +123,7 @@ async def test_a_child_that_crashes_later_is_started_again_and_told_in_one_line(
             await asyncio.sleep(0.01)
     await child.aclose()
     (told,) = [event.text for event in sink.events if isinstance(event, Notice)]
-    assert told.startswith("the embedded coordinator crashed (SIGILL); starting it again. edge-agent doctor tells")
+    assert told.startswith("the embedded coordinator crashed (SIGILL); starting it again. edge-agent doctor checks")
 
 
 def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
