@@ -27,10 +27,6 @@ def started(limiter: RateLimiter, device: str, most: int = 1000) -> int:
     return most
 
 
-def test_without_limits_everything_passes() -> None:
-    assert started(RateLimiter(rates(), ManualClock()), "d1") == 1000
-
-
 def test_a_burst_passes_and_then_as_many_as_time_gives() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rates((60, 5)), clock)
@@ -68,7 +64,7 @@ def test_a_call_refused_for_the_fleet_costs_the_device_nothing() -> None:
         limiter.take("d1")
     clock.advance(1.0)
     assert started(limiter, "d1") == 1
-    with pytest.raises(RateLimited, match="this device may start 6 calls a minute, and 2 at once"):
+    with pytest.raises(RateLimited, match="this device"):
         limiter.take("d1")
 
 
