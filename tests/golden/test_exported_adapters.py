@@ -19,7 +19,6 @@ from edge.cli import main
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
-from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.onnx_backend import OnnxBackend
 from edge.models.convert import convert
@@ -29,6 +28,7 @@ from edge.training.torch_learner import TorchLearner
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.mlx_engines import require_mlx
 from tests.engine.onnx_engines import onnx_graph
+from tests.golden.spoiled_adapters import convert_adapter
 
 SUMS_NATS = 1e-3
 """Worst |Δ log p| per token between two ways of adding up float32 products."""
@@ -47,7 +47,12 @@ async def trained(request: pytest.FixtureRequest, tmp_path: Path):
     worker = EngineWorker()
     settings = LearnerSettings(learning_rate=2e-2, max_mismatch_nats=100.0, threads=1)
     learner = TorchLearner(
-        load_decoder(base), worker, partial(_convert, base), seed=5, lora_spec=LoraSpec(rank=4, alpha=8.0), settings=settings
+        load_decoder(base),
+        worker,
+        partial(convert_adapter, base),
+        seed=5,
+        lora_spec=LoraSpec(rank=4, alpha=8.0),
+        settings=settings,
     )
     for step in range(4):
         assert not (await learner.update(_groups(step))).skipped
@@ -55,10 +60,6 @@ async def trained(request: pytest.FixtureRequest, tmp_path: Path):
     expected = np.array([await learner.logprobs(*row) for row in _rows()])
     yield tmp_path, expected, worker
     worker.close()
-
-
-def _convert(base: Path, peft_folder: Path, target: Path) -> None:
-    write_gguf_adapter(peft_folder, base, target)
 
 
 def _groups(seed: int) -> list[TrainingGroup]:

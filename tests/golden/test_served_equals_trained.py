@@ -5,15 +5,12 @@ Each bound is checked to be sharp: an adapter with a wrong scale, or (llama arch
 
 from __future__ import annotations
 
-import json
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
@@ -23,7 +20,8 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_gguf import permute_rows, write_tiny_model
+from tests.engine.tiny_gguf import write_tiny_model
+from tests.golden.spoiled_adapters import convert_adapter, other_row_order, twice_the_scale
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
 EXACT_NATS = 0.03
@@ -36,17 +34,13 @@ INT8_NATS = 0.06
 async def _engines(path: Path):
     worker = EngineWorker()
     settings = LearnerSettings(learning_rate=2e-2, max_mismatch_nats=100.0, threads=1)
-    learner = TorchLearner(load_decoder(path), worker, partial(_convert, path), seed=5, settings=settings)
+    learner = TorchLearner(load_decoder(path), worker, partial(convert_adapter, path), seed=5, settings=settings)
     backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=128, max_rows=4)
     try:
         yield learner, backend
     finally:
         await backend.aclose()
         worker.close()
-
-
-def _convert(base: Path, peft_folder: Path, target: Path) -> None:
-    write_gguf_adapter(peft_folder, base, target)
 
 
 def _groups(vocab: int, seed: int) -> list[TrainingGroup]:
@@ -72,21 +66,6 @@ async def _logprobs(score, groups: list[TrainingGroup]) -> np.ndarray:
     return np.array(rows)
 
 
-def _twice_the_scale(folder: Path, _model) -> None:
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
-
-
-def _other_row_order(folder: Path, model) -> None:
-    """What an export would hold that gets the order of the rows of q and k wrong."""
-    tensors = load_file(folder / "adapter_model.safetensors")
-    for name, tensor in tensors.items():
-        for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):
-            if f"{part}.lora_B" in name:
-                tensors[name] = torch.from_numpy(np.ascontiguousarray(permute_rows(tensor.numpy(), heads)))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
@@ -100,7 +79,7 @@ async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, arch
         served = await _logprobs(backend.score, fresh)
         assert np.abs(trained - base).mean() > 50 * EXACT_NATS
         assert np.abs(served - trained).max() < EXACT_NATS
-        for version, spoil in enumerate((_twice_the_scale, _other_row_order), start=2):
+        for version, spoil in enumerate((twice_the_scale, other_row_order), start=2):
             wrong = await learner.export(tmp_path / f"v{version}", version)
             spoil(Path(wrong.folder), model)
             write_gguf_adapter(Path(wrong.folder), model.path, Path(wrong.folder) / "adapter.gguf")
