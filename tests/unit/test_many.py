@@ -63,31 +63,6 @@ async def test_nothing_more_is_read_while_replies_are_not_taken() -> None:
     assert len(rest) == 99
 
 
-async def test_when_stopped_what_was_read_is_answered_and_nothing_more_is_read() -> None:
-    taken, stopped, release = [], asyncio.Event(), asyncio.Event()
-
-    async def answer(item):
-        await release.wait()
-        return item
-
-    async def endless():
-        for number in range(3):
-            taken.append(number)
-            yield number
-        await asyncio.Event().wait()
-
-    async def later():
-        while len(taken) < 3:
-            await asyncio.sleep(0)
-        stopped.set()
-        await asyncio.sleep(0.01)
-        release.set()
-
-    helping = asyncio.create_task(later())
-    assert sorted([reply async for reply in ManyAtOnce(answer, failed, 9).replies(endless(), stopped)]) == [0, 1, 2]
-    await helping
-
-
 async def test_a_failure_of_the_items_is_raised_after_the_replies_before_it() -> None:
     async def failing():
         yield 1
@@ -117,17 +92,6 @@ async def test_leaving_early_cancels_the_answering_and_leaves_no_task() -> None:
         assert await anext(replies) == 0
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == before and sorted(cancelled) == [1, 2, 3]
-
-
-async def test_an_answer_that_raises_is_replied_to_as_failed_and_gives_its_slot_back(caplog) -> None:
-    async def answer(item):
-        if item % 2:
-            raise ValueError("broken")
-        return item
-
-    replies = [reply async for reply in ManyAtOnce(answer, failed, 2).replies(counted(range(20), []))]
-    assert sorted(replies, key=str) == sorted([*range(0, 20, 2), *[f"failed {item}" for item in range(1, 20, 2)]], key=str)
-    assert caplog.text.count("an item of a batch failed") == 10
 
 
 class Ledger:

@@ -124,12 +124,9 @@ def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: Stat
     book = FeedbackBook(state)
     with pytest.raises(NotFound):
         book.give(Feedback("b", "good"), 1.0)
-    with pytest.raises(UsageError, match="good, bad, none"):
-        book.give(Feedback("a", "fine"), 1.0)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="longer than"):
-        book.give(Feedback("a", "bad", "x" * 16_001), 1.0)
-    with pytest.raises(UsageError, match="belongs to"):
-        book.give(Feedback("a", "none", "4"), 1.0)
+    for wrong in (Feedback("a", "fine"), Feedback("a", "bad", "x" * 16_001), Feedback("a", "none", "4")):  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            book.give(wrong, 1.0)
     assert book.of("a") == Feedback("a", "none")
 
 

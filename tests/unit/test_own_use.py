@@ -165,7 +165,7 @@ async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path, mon
         assert "c.jsonl: has 8 items; the first 5 are used" in world.events(Notice)[-1].text
 
 
-async def test_a_bad_file_is_told_once_until_it_changes_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_bad_file_is_told_once_until_it_changes_and_one_that_is_still_written_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
@@ -181,23 +181,17 @@ async def test_a_bad_file_is_told_once_until_it_changes_and_the_others_go_on(tmp
         file_of(folder, "bad.jsonl", 8)
         await agent.learn(max_steps=2)
         assert len(world.events(Notice)) == 2
-
-
-async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
-    async with world.agent() as agent:
-        assert agent.components.own_use is not None
-        assert await agent.components.own_use.fresh() == 0
-        assert world.events(Notice) == []
-        file_of(folder, "a.jsonl", 1, 2)
-        assert await agent.components.own_use.fresh() == 2
-        (folder / "a.jsonl").write_text('{"question": "Wh')
-        await agent.components.own_use.fresh()
-        await agent.components.own_use.fresh()
-        assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
+        own_use = agent.components.own_use
+        assert own_use is not None
+        known = await own_use.fresh()
+        (folder / "half.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
+        assert await own_use.fresh() == known, "a file that is still being written is waited for"
+        file_of(folder, "half.jsonl", 1, 2)
+        assert await own_use.fresh() > known and len(world.events(Notice)) == 2
+        (folder / "half.jsonl").write_text('{"question": "Wh')
+        await own_use.fresh()
+        await own_use.fresh()
+        assert "half.jsonl" in world.events(Notice)[-1].text, "nobody goes on writing it"
 
 
 async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_on(tmp_path: Path) -> None:

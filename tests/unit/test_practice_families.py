@@ -73,9 +73,7 @@ def passes(program: str, tests: str) -> bool:
     return all(outcome(program, call) == eval(expected) for call, expected in calls)
 
 
-def test_the_same_seed_gives_the_same_items(family: Family) -> None:
-    assert take(family, 50) == take(family, 50)
-    assert take(family, 50) != take(family, 50, seed=4)
+def test_an_item_is_found_again_by_its_place_and_its_id_is_that_of_its_question(family: Family) -> None:
     items = take(family, 500)
     assert len({item.id for item in items}) == len({(item.question, item.options) for item in items})
     assert practice_item(family.name, "train", 3, 17) == family.generate(17, "train", 3)
@@ -203,7 +201,6 @@ def test_a_group_mixes_its_families_evenly_under_one_label(group: str) -> None:
     items = list(itertools.islice(group_stream(group, "train", 0), 200))
     assert Counter(item.family for item in items) == dict.fromkeys(GROUPS[group], 100)
     assert {item.task for item in items} == {group}
-    assert items == list(itertools.islice(group_stream(group, "train", 0), 200))
 
 
 def exact(expression: str) -> Fraction:

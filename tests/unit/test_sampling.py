@@ -165,9 +165,3 @@ def test_alternatives_are_the_likeliest_with_the_distance_to_the_chosen_one(voca
     exact = exact_logprobs(row)
     np.testing.assert_allclose(exact[chosen] + above, exact[ids], atol=1e-5)
     assert float(log_probabilities(row[None], np.array([chosen]))[0]) == pytest.approx(exact[chosen], abs=1e-6)
-
-
-def test_what_cannot_be_said_is_no_alternative() -> None:
-    row = np.array([1.0, -np.inf, 0.0, -np.inf], dtype=np.float32)
-    ids, above = likeliest(row, 4, 2)
-    assert (ids.tolist(), above.tolist()) == ([0, 2], [1.0, 0.0])
