@@ -54,6 +54,14 @@ def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
     return own_items(FeedbackBook(state), feedback=True, agreement=agreement)
 
 
+def item_of(state: StateFolder, prompt: str, final: str, correction: str | None = None) -> OwnItem:
+    """What is learned from one answer that was liked, or corrected."""
+    answered(state, "a", prompt, final, call_key="k")
+    rated(state, "a", "bad" if correction else "good", correction)
+    [own] = items(state)
+    return own
+
+
 def key_of(own: OwnItem) -> OwnKey:
     key = OwnKey.from_json(own.item.answer)
     assert key is not None
@@ -145,9 +153,7 @@ def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: Stat
 def test_a_liked_answer_is_compared_in_the_form_that_it_has(
     state: StateFolder, prompt: str, answer: str, form: str, closed: bool
 ) -> None:
-    answered(state, "a", prompt, answer)
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, prompt, answer)
     assert (key_of(own).form, key_of(own).closed) == (form, closed)
     verifier = VerifierByKind()
     assert verifier.is_correct(own.item, f"<think>\nStep 1: x\n</think>\n<answer>{answer}</answer>")
@@ -197,18 +203,14 @@ def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -
 
 
 async def test_r_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "5", call_key="k")
-    rated(state, "a", "bad", "4")
-    [own] = items(state)
+    own = item_of(state, "2+2?", "5", "4")
     group = await scored(own.item, [local_answer(4), local_answer(5), local_answer(9), "no format", HELP], cloud=local_answer(4))
     assert rewards(group) == [1.0, 0.0, 0.0, -0.1, 1.0]
     assert [one.cost for one in group.responses] == [0, 0, 0, 0, 1]
 
 
 async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
-    answered(state, "a", "Capital of France?", "Paris")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Capital of France?", "Paris")
     said = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
     group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in said])
     assert rewards(group) == [1.0, 0.0, None, None]
@@ -233,18 +235,14 @@ async def test_where_only_a_wrong_answer_is_known_no_weight_moves(
 
 async def test_an_open_question_teaches_only_what_is_the_same_text(state: StateFolder) -> None:
     letter = "Dear sir, I should like to ask you kindly to repair it."
-    answered(state, "a", "Write to my landlord.", letter)
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Write to my landlord.", letter)
     other = letter.replace("kindly", "again")
     group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in (letter, other)])
     assert rewards(group) == [1.0, None]
 
 
 async def test_a_question_that_was_asked_of_this_device_alone_never_leaves_it(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "4")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "2+2?", "4")
     group = await scored(own.item, [HELP, local_answer(4), local_answer(5)], stay_here=True)
     assert rewards(group) == [None, 1.0, 0.0]
     assert step_units([group]) == StepUnits(3, 1, 1), "it counts as demand, and the coordinator learns that nothing was called"
@@ -283,8 +281,6 @@ def test_no_text_breaks_the_judge_and_a_key_is_right_by_itself(answer: str, resp
 
 
 def test_a_cloud_call_for_an_own_question_has_its_very_words(state: StateFolder) -> None:
-    answered(state, "a", "Why is\nthe sky blue?", "dust", call_key="k")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Why is\nthe sky blue?", "dust")
     for form in ("compact", "full"):
         assert [message.content for message in cloud_messages(own.item, form)] == ["Why is\nthe sky blue?"]

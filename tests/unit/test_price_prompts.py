@@ -70,7 +70,7 @@ def test_prices_are_drawn_by_seed_step_and_prompt_alone_and_all_come() -> None:
     assert drawn_dual(settings(), 1, 0) is None
 
 
-async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[ScoredGroup], list[str], World]:
+async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
     world, seen = World(tmp_path), []
 
     def script(messages: Any, sampling: Sampling, seed: int) -> str:
@@ -78,17 +78,11 @@ async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[Sco
         return [HELP, local_answer(1)][seed % 2]
 
     await world.client.open_step("math", 0, 6, 4, 0.3)
-    chosen = replace(settings(price_levels=levels), group_size=4)
-    rollout = Rollout(
-        ScriptedBackend(script), GroupCalls(world.client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), chosen
-    )
+    priced = settings(price_levels=LEVELS)
+    calls, chosen = GroupCalls(world.client, 1.0), replace(priced, group_size=4)
+    rollout = Rollout(ScriptedBackend(script), calls, ExactMathAnswer(), SelfOffload(), ManualClock(), chosen)
     groups = await rollout.collect(Batch(3, "math", 0, tuple(item(number) for number in range(6))))
-    return groups, seen, world
-
-
-async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
-    groups, seen, world = await collected(LEVELS, tmp_path)
-    assert [group.prompt_dual for group in groups] == [drawn_dual(settings(price_levels=LEVELS), 3, index) for index in range(6)]
+    assert [group.prompt_dual for group in groups] == [drawn_dual(priced, 3, index) for index in range(6)]
     for index, group in enumerate(groups):
         assert group.prompt_dual is not None
         assert seen.count(f"{round(100 * group.prompt_dual)}\nWhat is {index} + 1?") == 4, "all of a group read one price"

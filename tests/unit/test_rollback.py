@@ -70,9 +70,11 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
     assert line.serving == 2 and world.rollouts.adapter_version == 5
 
 
-@pytest.mark.parametrize(("lost", "goes"), [(4, False), (5, True)])
-async def test_five_lost_and_none_gained_is_the_least_evidence(tmp_path: Path, lost: int, goes: bool) -> None:
-    world, script = guarded(tmp_path)
+@pytest.mark.parametrize(("every", "lost", "goes"), [(4, 4, False), (4, 5, True), (None, 8, False)])
+async def test_five_lost_and_none_gained_is_the_least_evidence_where_an_exam_is_wanted(
+    tmp_path: Path, every: int | None, lost: int, goes: bool
+) -> None:
+    world, script = guarded(tmp_path, recheck_every=every)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         script.wrong = {4: lost}
@@ -103,16 +105,6 @@ async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Pa
         assert left and len(left) == len(set(left)), "each version is left once"
         assert not {other for _, other, _ in went_back(agent)} & set(left), "and none that was left serves again"
         assert agent.components.state.lineage().serving not in left
-
-
-async def test_nothing_is_done_where_all_versions_are_alike_or_no_exam_is_wanted(tmp_path: Path) -> None:
-    for every, wrong in ((2, 0), (None, 8)):
-        world, script = guarded(tmp_path / str(every), recheck_every=every)
-        async with world.agent() as agent:
-            await agent.learn(max_steps=4)
-            script.wrong = {4: wrong}
-            await agent.learn(max_steps=4)
-            assert went_back(agent) == []
 
 
 async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> None:
@@ -156,17 +148,22 @@ async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "source"),
-    [((7, 0), (0, 7), "local"), ((10, 2), (9, 3), "local"), ((18, 2), (4, 6), "cloud")],
+    ("before", "now", "of"),
+    [
+        ((7, 0), (0, 7), {}),
+        ((10, 2), (9, 3), {}),
+        ((18, 2), (4, 6), {"source": "cloud"}),
+        ((18, 2), (0, 500), {"prompt": "Who wrote this?"}),
+    ],
 )
-async def test_few_verdicts_chance_and_the_clouds_answers_are_no_evidence(
-    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], source: str
+async def test_few_verdicts_chance_the_clouds_answers_and_one_question_over_and_over_are_no_evidence(
+    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], of: dict[str, str]
 ) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         judged(agent, 2, *before)
-        judged(agent, 4, *now, source=source)
+        judged(agent, 4, *now, **of)
         await agent.learn(max_steps=1)
         assert went_back(agent) == []
 
@@ -195,16 +192,6 @@ async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when
         judged(agent, 4, good=4, bad=6)
         await agent.learning.apply_feedback()
         assert (went_back(agent), agent.status().adapter_version) == ([(4, 2, "feedback")], 2)
-
-
-async def test_one_question_that_is_disliked_five_hundred_times_is_one_piece_of_evidence(tmp_path: Path) -> None:
-    world, _ = guarded(tmp_path, recheck_every=None)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        judged(agent, 2, good=18, bad=2)
-        judged(agent, 4, good=0, bad=500, prompt="Who wrote this?")
-        await agent.learn(max_steps=1)
-        assert went_back(agent) == []
 
 
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import plistlib
+import shlex
 import shutil
 import stat
 import subprocess
@@ -30,21 +31,8 @@ def values(unit: str, name: str) -> list[str]:
 
 
 def unquoted(text: str) -> list[str]:
-    """A command line as systemd reads it, for the escapes that are used here."""
-    words, word, quoted, escaped = [], "", False, False
-    for char in [*text, " "]:
-        if escaped:
-            word, escaped = word + char, False
-        elif char == "\\":
-            escaped = True
-        elif char == '"':
-            quoted = not quoted
-        elif char == " " and not quoted:
-            words.append(word.replace("%%", "%").replace("$$", "$"))
-            word = ""
-        else:
-            word += char
-    return words
+    """A command line as systemd reads it: the shell's quotes, and two signs that are doubled."""
+    return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(text)]
 
 
 def test_the_unit_passes_every_word_as_it_is_and_restarts_after_failures_without_rights() -> None:
