@@ -21,7 +21,7 @@ from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.mlx_engines import SPEC, mlx_backend, mlx_learner, require_mlx
 from tests.engine.tiny_gguf import TinyModel, write_tiny_model
-from tests.golden.spoiled_adapters import convert_adapter, other_row_order, twice_the_scale
+from tests.golden.trained_adapters import convert_adapter, other_row_order, twice_the_scale
 
 EXACT_NATS = 2e-4
 """Worst |Δ log p| per token between two ways of adding up the same float32 products."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.rng import stream
-from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
+from edge.core.types import AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
@@ -21,7 +20,7 @@ from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_gguf import write_tiny_model
-from tests.golden.spoiled_adapters import convert_adapter, other_row_order, twice_the_scale
+from tests.golden.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
 EXACT_NATS = 0.03
@@ -43,21 +42,9 @@ async def _engines(path: Path):
         worker.close()
 
 
-def _groups(vocab: int, seed: int) -> list[TrainingGroup]:
-    draw = stream(seed, "golden")
-    groups = []
-    for _ in range(3):
-        samples = [tuple(draw.randrange(vocab) for _ in range(12)) for _ in range(2)]
-        pair = tuple(
-            TrainingSample(tokens, (-5.0,) * 12, advantage) for tokens, advantage in zip(samples, (0.5, -0.5), strict=True)
-        )
-        groups.append(TrainingGroup(tuple(draw.randrange(vocab) for _ in range(9)), pair, 1.0))
-    return groups
-
-
 async def _train(learner: TorchLearner, vocab: int) -> None:
     for step in range(4):
-        report = await learner.update(_groups(vocab, step))
+        report = await learner.update(random_groups(step, vocab))
         assert not report.skipped
 
 
@@ -69,7 +56,7 @@ async def _logprobs(score, groups: list[TrainingGroup]) -> np.ndarray:
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
-    vocab, fresh = len(model.vocab), _groups(len(model.vocab), 99)
+    vocab, fresh = len(model.vocab), random_groups(99, len(model.vocab))
     async with _engines(model.path) as (learner, backend):
         base = await _logprobs(learner.logprobs, fresh)
         assert np.abs(await _logprobs(backend.score, fresh) - base).max() < EXACT_NATS
@@ -92,7 +79,7 @@ async def test_the_bundled_model_serves_what_was_trained(tmp_path, name) -> None
     path = BUNDLED / name
     if not path.exists():
         pytest.skip(f"{name} is not bundled yet")
-    fresh = _groups(500, 99)
+    fresh = random_groups(99, 500)
     async with _engines(path) as (learner, backend):
         base = await _logprobs(learner.logprobs, fresh)
         await _train(learner, 500)
