@@ -66,9 +66,8 @@ def test_a_price_that_has_ended_or_has_not_begun_is_none_and_says_so() -> None:
     summer = DatedPrice(date(2026, 6, 1), Price(1, 2), until_day=date(2026, 8, 31))
     prices = DatedPrices.of([summer, DatedPrice(date(2026, 10, 1), Price(3, 4))])
     assert prices.at(seconds(2026, 8, 31, 23)) == Price(1, 2) and prices.why_none(seconds(2026, 8, 31, 23)) == ""
-    assert prices.at(seconds(2026, 9, 1)) is None and prices.why_none(seconds(2026, 9, 1)) == "its price ended on 2026-08-31"
-    assert prices.at(seconds(2026, 5, 31)) is None
-    assert prices.why_none(seconds(2026, 5, 31)) == "its first price holds from 2026-06-01 on"
+    assert prices.at(seconds(2026, 9, 1)) is None and "2026-08-31" in prices.why_none(seconds(2026, 9, 1))
+    assert prices.at(seconds(2026, 5, 31)) is None and "2026-06-01" in prices.why_none(seconds(2026, 5, 31))
     assert prices.at(seconds(2026, 10, 1)) == Price(3, 4)
     assert why_unpriced(None, 0.0) == NEVER_PRICED and why_unpriced(Price(1, 2), 0.0) == ""
 

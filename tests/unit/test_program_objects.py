@@ -139,7 +139,6 @@ class Shop:
     def put(self, name, size):
         self.shelf.goods[name] = size
         return self
-    def price(self, name): return self.shelf.price(name)
     def last(self): return list(self.shelf.goods)[-1]
     def same(self, other): return self == other
     @property

@@ -95,9 +95,8 @@ def test_imports_from_the_future_stay_in_front_behind_a_preamble(sandbox: Sandbo
     given = ProgramTests(code, "assert f(1) == 8\n", "import math\nLIMIT = 7\n")
     verdict = program.judge_program(given, sandbox, Limits(), SystemClock())
     assert verdict.passed, verdict.reason
-    assert judged(sandbox, "from __future__ import braces\n", "assert f(1) == 8\n", preamble="LIMIT = 7").reason.startswith(
-        "syntax"
-    )
+    refused = judged(sandbox, "from __future__ import braces\n", "assert f(1) == 8\n", preamble="LIMIT = 7")
+    assert refused.reason.startswith("syntax")
 
 
 @pytest.mark.parametrize("depth", [80, 900, 100_000])
@@ -112,7 +111,7 @@ def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: s
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), 1e30, 0.0])
 def test_a_time_limit_that_is_none_is_refused_in_one_line(sandbox: Sandbox, timeout_s: float) -> None:
-    with pytest.raises(UsageError, match="time limit must be between"):
+    with pytest.raises(UsageError, match="time limit"):
         run_program_tests(SQUARE, "assert square(1) == 1", timeout_s, sandbox=sandbox)
 
 

@@ -78,7 +78,7 @@ def test_settings_under_which_nothing_was_measured_bind_nobody(tmp_path: Path) -
 def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     (folder / "config.yaml").write_text("learning: {no_such_key: 1}\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"holds a run whose settings cannot be read \(.*no_such_key") as caught:
+    with pytest.raises(UsageError, match="no_such_key") as caught:
         require_same_run(folder, config())
     assert "--out" in caught.value.hint
 
@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_its_own_state_folder_only_also_where_both_were_moved
     folder = tmp_path / "run"
     begun(folder, f"state_folder={folder}/state")
     require_same_run(folder, config(f"state_folder={folder}/../run/state"))
-    with pytest.raises(UsageError, match=r"state_folder .*run/state -> .*elsewhere"):
+    with pytest.raises(UsageError, match=r"state_folder .*elsewhere"):
         require_same_run(folder, config(f"state_folder={tmp_path}/elsewhere"))
     moved = folder.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match="state_folder"):
