@@ -20,34 +20,21 @@ from edge.learning.own_use import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits
-from edge.state.answer_record import AnswerRecord
-from edge.state.feedback import Feedback, FeedbackBook, Verdict
+from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.judged_answers import answered, rated
 from tests.unit.trained import training_groups
-
-RECORD = AnswerRecord(
-    "", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0
-)  # fmt: skip
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Any:
     with StateFolder(tmp_path / "state") as folder:
         yield folder
-
-
-def answered(state: StateFolder, id: str, prompt: str, final: str, **fields: Any) -> None:
-    record = replace(RECORD, id=id, prompt=prompt, final=final, **fields)
-    state.put_request(id, record.created_at, record.to_json())
-
-
-def rated(state: StateFolder, id: str, verdict: Verdict, correction: str | None = None, at: float = 2.0) -> None:
-    FeedbackBook(state).give(Feedback(id, verdict, correction), at)
 
 
 def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:

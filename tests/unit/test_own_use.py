@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import own_use as watched
 from edge.learning.own_use import OwnUseRules
-from edge.state.answer_record import AnswerRecord
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
-from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
+from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
 
 RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 def corrected(folder: Path, *asked: int, task: str = "math") -> None:
@@ -34,14 +34,19 @@ def corrected(folder: Path, *asked: int, task: str = "math") -> None:
 
 def give(state: StateFolder, *asked: int, task: str = "math") -> None:
     for number in asked:
-        record = replace(RECORD, id=f"a{task}{number}", prompt=f"What is {number} + 1?", final="0", call_key="k", task=task)
-        state.put_request(record.id, 1.0, record.to_json())
-        FeedbackBook(state).give(Feedback(record.id, "bad", str(number + 1)), 2.0)
+        answered(state, f"a{task}{number}", f"What is {number} + 1?", "0", call_key="k", task=task)
+        rated(state, f"a{task}{number}", "bad", str(number + 1))
 
 
 def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
     return World(folder, phases=phases, **{"own": RULES, **options})
+
+
+async def learned(agent: Agent, steps: int) -> list[str]:
+    """The sources of so many more steps."""
+    await agent.learn(max_steps=steps)
+    return [step.source for step in agent.steps(last=steps)]
 
 
 def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
@@ -71,16 +76,11 @@ async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_pa
 async def test_each_item_is_learned_from_so_often_and_what_is_new_is_taken_up_at_the_next_turn(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=None)
     async with world.agent() as agent:
-
-        async def learned(steps: int) -> list[str]:
-            await agent.learn(max_steps=steps)
-            return [step.source for step in agent.steps(last=steps)]
-
-        assert await learned(2) == ["sums", "sums"]
+        assert await learned(agent, 2) == ["sums", "sums"]
         give(agent.components.state, 5)
-        assert await learned(6) == ["sums", "mine:math", "sums", "mine:math", "sums", "sums"]
+        assert await learned(agent, 6) == ["sums", "mine:math", "sums", "mine:math", "sums", "sums"]
         agent.records.rate(Feedback("amath5", "bad", "3"))  # another correction
-        assert (await learned(6)).count("mine:math") == 2
+        assert (await learned(agent, 6)).count("mine:math") == 2
 
 
 async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path: Path) -> None:
@@ -142,26 +142,21 @@ async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path, mon
     folder = tmp_path / "tasks"
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
     async with world.agent() as agent:
-
-        async def learned(steps: int) -> list[str]:
-            await agent.learn(max_steps=steps)
-            return [step.source for step in agent.steps(last=steps)]
-
-        assert await learned(2) == ["sums", "sums"]
+        assert await learned(agent, 2) == ["sums", "sums"]
         assert "cannot be read" in world.events(Notice)[0].text
         path = file_of(folder, "a.jsonl", 1, 2)
-        assert await learned(4) == ["sums", "watched:chat", "sums", "sums"]
+        assert await learned(agent, 4) == ["sums", "watched:chat", "sums", "sums"]
         path.touch()
-        assert await learned(2) == ["sums", "sums"], "a touched file is not new"
+        assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
-        assert await learned(2) == ["sums", "watched:chat"]
+        assert await learned(agent, 2) == ["sums", "watched:chat"]
         assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
-        assert await learned(4) == ["sums", "watched:code", "sums", "sums"]
+        assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
         assert len(world.events(Notice)) == 1, "a folder that is not there is told once"
         file_of(folder, "c.jsonl", *range(100, 108))
-        await learned(6)
+        await learned(agent, 6)
         assert "c.jsonl: has 8 items" in world.events(Notice)[-1].text
 
 
@@ -309,11 +304,7 @@ async def test_it_says_once_when_all_own_questions_were_learned_from_often_enoug
 
     async with world.agent() as agent:
         await agent.learn()
-        assert [(event.source, event.questions, event.passes) for event in world.events(OwnUseThrough)] == [
-            ("mine:math", 2, 2),
-            ("", 2, 2),
-        ]
-        assert not await agent.learning.more_to_learn()
+        assert said() == [2] and not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
         assert said() == [2, 3], "a new question begins anew"

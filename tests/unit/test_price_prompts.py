@@ -30,7 +30,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.unit.agent_world import HELP, World, item, local_answer
 from tests.unit.trained import scored, training_groups
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -136,18 +136,6 @@ async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_pr
         row = next(csv.DictReader(file))
     for rate in steps[0].scores.prices:
         assert float(row[f"price_{rate.price:g}.assist_rate"]) == rate.assist_rate
-
-
-async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that_was_not(tmp_path: Path) -> None:
-    _, whole = await learned(tmp_path / "whole", price_levels=LEVELS)
-    world = World(
-        tmp_path / "cut", terms=ScriptedTerms(dual_lr=0.1, step_credit_kappa=None), prompts_per_step=5, price_levels=LEVELS
-    )
-    for steps in (1, 1, None):
-        async with world.agent() as agent:
-            await agent.learn(max_steps=steps)
-            found = agent.steps()
-    assert [numbers(step) for step in found] == [numbers(step) for step in whole]
 
 
 async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
 from edge.learning.conditions import ConditionRules, MachineConditions
-from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
-from edge.state.feedback import Feedback
 from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
+from tests.unit.judged_answers import answered, rated
 
 RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 class Ageing:
@@ -131,10 +129,9 @@ async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> No
 
 def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local", prompt: str = "What is {}?") -> None:
     for number in range(good + bad):
-        asked = prompt.format(number)
-        record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt=asked)  # type: ignore[arg-type]
-        agent.components.state.put_request(record.id, 1.0, record.to_json())
-        agent.records.rate(Feedback(record.id, "good" if number < good else "bad"))
+        id = f"{source}{version}-{number}"
+        answered(agent.components.state, id, prompt.format(number), "", adapter_version=version, source=source)
+        rated(agent.components.state, id, "good" if number < good else "bad")
 
 
 async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_path: Path) -> None:
