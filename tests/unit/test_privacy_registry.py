@@ -38,6 +38,7 @@ PRIVATE = [
     ("<password>hunter2</password>", "secret"),
     ("mein Passwort lautet hunter2", "secret"),
     ("my password is correct horse battery staple", "secret"),
+    ("Passphrase: the quick brown fox, since May", "secret"),
     ("the PIN is 4821.", "secret"),
     ("reach me at 5551234567", "phone"),
     ("Bob (415) 555-2671 came", "phone"),

@@ -134,6 +134,8 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
         (ADD, cases(["1 2\n", "3 4"], ["3\n", "7"]), ""),
         (ADD, cases(["1 2", "3 4"], ["3", "8"]), "wrong output in case 2"),
         (ADD, cases([["1 2", "9 9"]], [["3"]]), ""),
+        (ADD, cases(["1"], ["3"]), "the program raised ValueError in case 1"),
+        ("print(", cases([""], [""]), "syntax error line 1"),
         ("if __name__ == '__main__':\n    print(input())", cases(["ä"], ["ä"]), ""),
         ("import sys\nprint(sys.stdin.read().upper(), end='')\nsys.exit()", cases(["a\nb"], ["A\nB\n"]), ""),
         ("print(1 / 3)", cases([""], ["0.333333333"]), ""),
