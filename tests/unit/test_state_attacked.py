@@ -67,6 +67,15 @@ def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: p
     assert "database disk image is malformed" in line
 
 
+def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(StateError, match="Operation not permitted"):
+        StateFolder(tmp_path)
+
+
 class FullDisk(ScriptedLearner):
     """Its adapter fits nowhere as often as is said."""
 
