@@ -27,28 +27,15 @@ class ScriptedAnswer:
     usage: TokenUsage | None = USUAL_USAGE
     finish: str = "stop"
     delay_s: float = 0.0
-    upstream_id: str = "scripted"
     beyond_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedFailure:
-    """Fail after `delay_s`; `executed` as in ProviderError. A stream says `text_before` first."""
-
-    kind: str = "http_500"
-    executed: bool | None = None
-    retry_after_s: float | None = None
-    usage: TokenUsage | None = None
-    delay_s: float = 0.0
-    text_before: str = ""
+    """Fail, and leave open whether the call was executed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedHang:
-    """Never answer; the deadline ends it."""
-
-
-Act = ScriptedAnswer | ScriptedFailure | ScriptedHang
+Act = ScriptedAnswer | ScriptedFailure
 Script = Callable[[ProviderRequest], Act]
 
 
@@ -90,10 +77,7 @@ class ScriptedProvider:
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Play one act, its text word by word. Raises ProviderError."""
-        act = self._next(request)
-        if isinstance(act, ScriptedFailure) and act.text_before:
-            yield ProviderDelta(act.text_before)
-        result = await self._play(request, act)
+        result = await self._play(request, self._next(request))
         for piece in pieces_of(result.text):
             yield ProviderDelta(piece)
         yield ProviderDelta("", result)
@@ -106,11 +90,9 @@ class ScriptedProvider:
         return self._script(request)
 
     async def _play(self, request: ProviderRequest, act: Act) -> ProviderResult:
-        delay_s = float("inf") if isinstance(act, ScriptedHang) else act.delay_s
-        await asyncio.sleep(min(delay_s, request.deadline_s))
-        if isinstance(act, ScriptedHang) or delay_s > request.deadline_s:
-            raise ProviderError("the script did not answer in time", kind="deadline", executed=None)
         if isinstance(act, ScriptedFailure):
-            message = f"the script failed ({act.kind})"
-            raise ProviderError(message, kind=act.kind, executed=act.executed, retry_after_s=act.retry_after_s, usage=act.usage)
-        return ProviderResult(act.text, act.usage, act.upstream_id, act.finish, act.beyond_text)
+            raise ProviderError("the script failed", kind="http_500", executed=None)
+        await asyncio.sleep(min(act.delay_s, request.deadline_s))
+        if act.delay_s > request.deadline_s:
+            raise ProviderError("the script did not answer in time", kind="deadline", executed=None)
+        return ProviderResult(act.text, act.usage, "scripted", act.finish, act.beyond_text)

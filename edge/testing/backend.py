@@ -46,8 +46,7 @@ class ScriptedBackend:
     """Implements `InferenceBackend` from a script: a function, or a list of texts of which a seed picks number seed mod length.
 
     The contract holds whatever the script says: `max_tokens` and `max_steps` cut the text, `suppress_help` removes a request for
-    help. `seconds_per_token` makes a group take as long as its longest response (virtual time works). `adapters_on_disk=False`
-    accepts adapters whose folder does not exist.
+    help. `seconds_per_token` makes a group take as long as its longest response (virtual time works).
     """
 
     def __init__(
@@ -55,13 +54,11 @@ class ScriptedBackend:
         script: Script | Sequence[str],
         *,
         seconds_per_token: float = 0.0,
-        adapters_on_disk: bool = True,
         prompt_form: str = "compact",
         calls_tools: bool = False,
     ) -> None:
         self._script = script if callable(script) else _picker(tuple(script))
         self._seconds_per_token = seconds_per_token
-        self._adapters_on_disk = adapters_on_disk
         self._calls_tools = calls_tools
         self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", "", prompt_form)
         self._adapter_version = 0
@@ -159,7 +156,7 @@ class ScriptedBackend:
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this version from now on. Raises AdapterError when its folder does not exist."""
         self._require_open()
-        if adapter is not None and self._adapters_on_disk:
+        if adapter is not None:
             _require_folder(adapter)
         self._adapter_version = 0 if adapter is None else adapter.version
 

@@ -7,7 +7,7 @@ read the folder. Each comparison is checked to be sharp by the same adapter unde
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,8 @@ import pytest
 import torch
 
 from edge.cli import main
-from edge.core.rng import stream
-from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
+from edge.core.types import AdapterRef
 from edge.core.worker import EngineWorker
-from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.onnx_backend import OnnxBackend
 from edge.models.convert import convert
@@ -29,6 +27,7 @@ from edge.training.torch_learner import TorchLearner
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.mlx_engines import require_mlx
 from tests.engine.onnx_engines import onnx_graph
+from tests.golden.trained_adapters import convert_adapter, random_groups
 
 SUMS_NATS = 1e-3
 """Worst |Δ log p| per token between two ways of adding up float32 products."""
@@ -47,32 +46,23 @@ async def trained(request: pytest.FixtureRequest, tmp_path: Path):
     worker = EngineWorker()
     settings = LearnerSettings(learning_rate=2e-2, max_mismatch_nats=100.0, threads=1)
     learner = TorchLearner(
-        load_decoder(base), worker, partial(_convert, base), seed=5, lora_spec=LoraSpec(rank=4, alpha=8.0), settings=settings
+        load_decoder(base),
+        worker,
+        partial(convert_adapter, base),
+        seed=5,
+        lora_spec=LoraSpec(rank=4, alpha=8.0),
+        settings=settings,
     )
     for step in range(4):
-        assert not (await learner.update(_groups(step))).skipped
+        assert not (await learner.update(random_groups(step, VOCAB))).skipped
     await learner.export(tmp_path / "state" / "checkpoints" / "step-000001" / "adapter", 1)
     expected = np.array([await learner.logprobs(*row) for row in _rows()])
     yield tmp_path, expected, worker
     worker.close()
 
 
-def _convert(base: Path, peft_folder: Path, target: Path) -> None:
-    write_gguf_adapter(peft_folder, base, target)
-
-
-def _groups(seed: int) -> list[TrainingGroup]:
-    draw = stream(seed, "exported")
-    groups = []
-    for _ in range(3):
-        rows = [tuple(draw.randrange(VOCAB) for _ in range(12)) for _ in range(2)]
-        pair = tuple(TrainingSample(ids, (-5.0,) * 12, advantage) for ids, advantage in zip(rows, (0.5, -0.5), strict=True))
-        groups.append(TrainingGroup(tuple(draw.randrange(VOCAB) for _ in range(9)), pair, 1.0))
-    return groups
-
-
 def _rows() -> Rows:
-    return [(group.prompt_ids, sample.token_ids) for group in _groups(99) for sample in group.samples]
+    return [(group.prompt_ids, sample.token_ids) for group in random_groups(99, VOCAB) for sample in group.samples]
 
 
 def _export(place: Path, form: str, out: Path) -> None:
@@ -98,14 +88,6 @@ def _log_probabilities(logits_of, rows: Rows) -> np.ndarray:
     return np.array(scored)
 
 
-@asynccontextmanager
-async def _opened(backend):
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
-
-
 @pytest.mark.parametrize("served_file", [True, False], ids=["as served", "converted"])
 async def test_llama_cpp_serves_the_exported_file_as_torch_computes_it(trained, served_file: bool) -> None:
     place, expected, worker = trained
@@ -114,7 +96,7 @@ async def test_llama_cpp_serves_the_exported_file_as_torch_computes_it(trained, 
     (place / "taken").mkdir()
     _export(place, "gguf", place / "taken" / "adapter.gguf")
     backend = LlamaCppBackend(place / "base.gguf", worker, n_threads=1, n_ctx=128, max_rows=2)
-    async with _opened(backend):
+    async with aclosing(backend):
         bare = np.array([await backend.score(*row) for row in _rows()])
         await backend.swap_adapter(AdapterRef(1, str(place / "taken")))
         served = np.array([await backend.score(*row) for row in _rows()])
@@ -126,7 +108,7 @@ async def test_onnx_runtime_serves_the_exported_folder_as_torch_computes_it(trai
     place, expected, worker = trained
     _export(place, "peft", place / "peft")
     backend = OnnxBackend(place / "base.gguf", onnx_graph(place / "base.gguf"), worker, n_threads=1, n_ctx=128, max_rows=2)
-    async with _opened(backend):
+    async with aclosing(backend):
         await backend.swap_adapter(AdapterRef(1, str(place / "peft")))
         assert np.abs(np.array([await backend.score(*row) for row in _rows()]) - expected).max() < SUMS_NATS
         _twice(place / "peft" / "adapter_config.json", "lora_alpha")

@@ -6,25 +6,22 @@ the wrong scale, or with the rows of q and k in another order.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
-from edge.inference.adapters import write_gguf_adapter
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.mlx_engines import SPEC, mlx_backend, mlx_learner, require_mlx
-from tests.engine.tiny_gguf import TinyModel, permute_rows, write_tiny_model
+from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.golden.trained_adapters import convert_adapter, other_row_order, twice_the_scale
 
 EXACT_NATS = 2e-4
 """Worst |Δ log p| per token between two ways of adding up the same float32 products."""
@@ -49,12 +46,7 @@ def torch_learner(path: Path, worker: EngineWorker, **settings) -> TorchLearner:
     chosen = LearnerSettings(
         **{"learning_rate": 1e-2, "tokens_per_slice": 48, "max_mismatch_nats": 100.0, "threads": 1, **settings}
     )
-    convert = partial(_convert, path)
-    return TorchLearner(load_decoder(path), worker, convert, seed=5, lora_spec=SPEC, settings=chosen)
-
-
-def _convert(base: Path, peft_folder: Path, target: Path) -> None:
-    write_gguf_adapter(peft_folder, base, target)
+    return TorchLearner(load_decoder(path), worker, partial(convert_adapter, path), seed=5, lora_spec=SPEC, settings=chosen)
 
 
 def groups_of(seed: int, vocab: int = 300) -> list[TrainingGroup]:
@@ -77,20 +69,6 @@ async def train(learner, steps: int = 4) -> None:
     for step in range(steps):
         report = await learner.update(groups_of(step))
         assert not report.skipped
-
-
-def _twice_the_scale(folder: Path, _model: TinyModel) -> None:
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
-
-
-def _other_row_order(folder: Path, model: TinyModel) -> None:
-    tensors = load_file(folder / "adapter_model.safetensors")
-    for name, tensor in tensors.items():
-        for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):
-            if f"{part}.lora_B" in name:
-                tensors[name] = torch.from_numpy(np.ascontiguousarray(permute_rows(tensor.numpy(), heads)))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 async def test_mlx_serves_what_mlx_trained(worker, model, tmp_path) -> None:
@@ -117,7 +95,7 @@ async def test_mlx_serves_what_torch_trained(worker, model, tmp_path) -> None:
     trained = await scores(learner.logprobs, fresh)
     await backend.swap_adapter(await learner.export(tmp_path / "v1", 1))
     assert np.abs(await scores(backend.score, fresh) - trained).max() < EXACT_NATS
-    for version, spoil in enumerate((_twice_the_scale, _other_row_order), start=2):
+    for version, spoil in enumerate((twice_the_scale, other_row_order), start=2):
         wrong = await learner.export(tmp_path / f"v{version}", version)
         spoil(Path(wrong.folder), model)
         await backend.swap_adapter(AdapterRef(version, wrong.folder))

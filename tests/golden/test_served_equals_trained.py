@@ -5,25 +5,22 @@ Each bound is checked to be sharp: an adapter with a wrong scale, or (llama arch
 
 from __future__ import annotations
 
-import json
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from edge.core.rng import stream
-from edge.core.types import AdapterRef, TrainingGroup, TrainingSample
+from edge.core.types import AdapterRef, TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_gguf import permute_rows, write_tiny_model
+from tests.engine.tiny_gguf import write_tiny_model
+from tests.golden.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
 EXACT_NATS = 0.03
@@ -36,7 +33,7 @@ INT8_NATS = 0.06
 async def _engines(path: Path):
     worker = EngineWorker()
     settings = LearnerSettings(learning_rate=2e-2, max_mismatch_nats=100.0, threads=1)
-    learner = TorchLearner(load_decoder(path), worker, partial(_convert, path), seed=5, settings=settings)
+    learner = TorchLearner(load_decoder(path), worker, partial(convert_adapter, path), seed=5, settings=settings)
     backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=128, max_rows=4)
     try:
         yield learner, backend
@@ -45,25 +42,9 @@ async def _engines(path: Path):
         worker.close()
 
 
-def _convert(base: Path, peft_folder: Path, target: Path) -> None:
-    write_gguf_adapter(peft_folder, base, target)
-
-
-def _groups(vocab: int, seed: int) -> list[TrainingGroup]:
-    draw = stream(seed, "golden")
-    groups = []
-    for _ in range(3):
-        samples = [tuple(draw.randrange(vocab) for _ in range(12)) for _ in range(2)]
-        pair = tuple(
-            TrainingSample(tokens, (-5.0,) * 12, advantage) for tokens, advantage in zip(samples, (0.5, -0.5), strict=True)
-        )
-        groups.append(TrainingGroup(tuple(draw.randrange(vocab) for _ in range(9)), pair, 1.0))
-    return groups
-
-
 async def _train(learner: TorchLearner, vocab: int) -> None:
     for step in range(4):
-        report = await learner.update(_groups(vocab, step))
+        report = await learner.update(random_groups(step, vocab))
         assert not report.skipped
 
 
@@ -72,25 +53,10 @@ async def _logprobs(score, groups: list[TrainingGroup]) -> np.ndarray:
     return np.array(rows)
 
 
-def _twice_the_scale(folder: Path, _model) -> None:
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
-
-
-def _other_row_order(folder: Path, model) -> None:
-    """What an export would hold that gets the order of the rows of q and k wrong."""
-    tensors = load_file(folder / "adapter_model.safetensors")
-    for name, tensor in tensors.items():
-        for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):
-            if f"{part}.lora_B" in name:
-                tensors[name] = torch.from_numpy(np.ascontiguousarray(permute_rows(tensor.numpy(), heads)))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
-    vocab, fresh = len(model.vocab), _groups(len(model.vocab), 99)
+    vocab, fresh = len(model.vocab), random_groups(99, len(model.vocab))
     async with _engines(model.path) as (learner, backend):
         base = await _logprobs(learner.logprobs, fresh)
         assert np.abs(await _logprobs(backend.score, fresh) - base).max() < EXACT_NATS
@@ -100,7 +66,7 @@ async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, arch
         served = await _logprobs(backend.score, fresh)
         assert np.abs(trained - base).mean() > 50 * EXACT_NATS
         assert np.abs(served - trained).max() < EXACT_NATS
-        for version, spoil in enumerate((_twice_the_scale, _other_row_order), start=2):
+        for version, spoil in enumerate((twice_the_scale, other_row_order), start=2):
             wrong = await learner.export(tmp_path / f"v{version}", version)
             spoil(Path(wrong.folder), model)
             write_gguf_adapter(Path(wrong.folder), model.path, Path(wrong.folder) / "adapter.gguf")
@@ -113,7 +79,7 @@ async def test_the_bundled_model_serves_what_was_trained(tmp_path, name) -> None
     path = BUNDLED / name
     if not path.exists():
         pytest.skip(f"{name} is not bundled yet")
-    fresh = _groups(500, 99)
+    fresh = random_groups(99, 500)
     async with _engines(path) as (learner, backend):
         base = await _logprobs(learner.logprobs, fresh)
         await _train(learner, 500)

@@ -60,16 +60,6 @@ def test_a_group_without_differences_has_exactly_no_signal(reward: float, cost: 
     assert not has_signal(dual_advantages([reward] * size, [cost] * size, dual))
 
 
-def test_a_price_of_zero_leaves_the_reward_advantage() -> None:
-    assert dual_advantages([1.0, 0.0], [1, 0], 0.0) == [0.5, -0.5]
-
-
-def test_the_price_moves_advantage_from_asking_to_staying_local() -> None:
-    cheap, dear = dual_advantages([1, 1], [1, 0], 0.1), dual_advantages([1, 1], [1, 0], 0.9)
-    assert cheap == pytest.approx([-0.05, 0.05])
-    assert dear == pytest.approx([-0.45, 0.45])
-
-
 @pytest.mark.parametrize(
     ("rewards", "costs", "dual"),
     [

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.dagrpo.advantages import dual_advantages
 from edge.dagrpo.costs import LEAST_WEIGHT, budget_rate, fitted_call_cost, weighted_rate
 
 SHARE = st.floats(0.0, 1.0)
@@ -56,11 +55,3 @@ def test_calls_of_one_length_cost_their_mean_and_free_ones_tell_nothing():
     cost = fitted_call_cost([(100, 300), (100, 500)])
     assert cost is not None and cost.weight(9000) == 1.0
     assert fitted_call_cost([]) is None and fitted_call_cost([(10, 0), (20, 0)]) is None
-
-
-@given(st.lists(st.tuples(SHARE, st.booleans()), min_size=2, max_size=12), st.floats(0.0, 3.0), st.floats(0.1, 5.0))
-def test_a_weight_on_the_price_is_the_same_as_a_weight_on_the_cost(responses, dual, weight):
-    rewards, asked = [reward for reward, _ in responses], [float(ask) for _, ask in responses]
-    shaped = [reward - dual * weight * ask for reward, ask in zip(rewards, asked, strict=True)]
-    mean = sum(shaped) / len(shaped)
-    assert dual_advantages(rewards, asked, dual * weight) == pytest.approx([one - mean for one in shaped], abs=1e-9)

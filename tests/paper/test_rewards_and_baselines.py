@@ -84,10 +84,6 @@ def test_gapg_keeps_every_solved_prompt_and_its_quota_of_cloud_only_ones() -> No
     assert kept[:7] == list(range(7))
     assert len(kept) == 10 and all(7 <= index < 17 for index in kept[7:])
     assert kept == baselines.gapg_kept_prompts(outcomes, 3 / 7, random.Random(1))
-
-
-def test_calls_per_local_of_thirty_percent_is_three_sevenths() -> None:
-    assert baselines.calls_per_local(0.3) == pytest.approx(3 / 7)
     with pytest.raises(ValueError, match="target_rate"):
         baselines.calls_per_local(1.0)
 

@@ -45,7 +45,6 @@ def asking(openai_json: str) -> ProviderRequest:
             ]
         },
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {**USER, "name": "bob"}]},
-        {"messages": [{"role": "assistant", "content": None, "tool_calls": None}]},
     ],
 )
 def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
@@ -63,14 +62,11 @@ def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
         ("[" * 100_000, "not JSON"),
         ('{"tool_choice": ' + "9" * 5000 + "}", "not JSON"),
         ('{"model": "gpt"}', "unknown field 'model'"),
-        ('{"tools": {}}', "tools of openai_json"),
         ('{"tools": [{"type": "web_search"}]}', "tools of openai_json"),
         ('{"messages": []}', "at least one message"),
-        ('{"messages": ["hi"]}', "at least one message"),
         ('{"messages": [{"role": "robot", "content": ""}]}', "message 0 of openai_json has no role"),
         ('{"messages": [{"role": ["user"], "content": ""}]}', "message 0 of openai_json has no role"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "other than text"),
-        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}', "other than text"),
         ('{"messages": [{"role": "user", "content": [{"type": []}]}]}', "other than text"),
         ('{"messages": [{"role": "user", "content": 5}]}', "other than text"),
         ('{"messages": [{"role": "assistant", "tool_calls": [5]}]}', "tool_calls of message 0"),
@@ -81,17 +77,6 @@ def test_what_has_no_bound_or_no_meaning_is_refused_in_one_line(text: str, why: 
     with pytest.raises(InvalidRequest, match=why) as refused:
         openai_fields(text)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
-
-
-@given(
-    st.text(max_size=20) | st.dictionaries(st.sampled_from(["tools", "messages", "x"]), JSON_VALUES, max_size=2).map(json.dumps)
-)
-def test_any_text_passes_or_is_refused(text: str) -> None:
-    try:
-        openai_fields(text)
-    except InvalidRequest:
-        return
-    assert text == "" or isinstance(json.loads(text), dict)
 
 
 @given(st.text(), st.none() | st.dictionaries(st.sampled_from(["tool_calls", "refusal"]), JSON_VALUES, min_size=1))

@@ -1,4 +1,4 @@
-"""Request bodies are accepted or refused with the field's name; nothing else ever comes out."""
+"""Request bodies are accepted, or refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edge.core.types import BeyondText, Message, SamplingWishes
@@ -18,30 +16,6 @@ from edge.state.answer_record import AnswerRequest
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-FIELDS = [
-    "tool_choice",
-    "response_format",
-    "metadata",
-    "functions",
-    "model",
-    "messages",
-    "stream",
-    "stream_options",
-    "temperature",
-    "max_tokens",
-    "seed",
-    "stop",
-    "n",
-    "top_p",
-    "tools",
-]
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "type", "text"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
 
 
 def request_of(fields: Any) -> ChatRequest:
@@ -62,26 +36,19 @@ def refused(**fields: Any) -> RequestProblem:
     return caught.value
 
 
-def test_the_plain_request_leaves_every_choice_to_the_agent() -> None:
-    question = parse()
-    assert question.messages == (Message("user", "hi"),)
-    assert (question.mode, question.temperature, question.max_tokens) == (None, None, None)
-    assert not request_of({"messages": USER}).stream
-
-
-def test_model_names_choose_the_mode() -> None:
+def test_the_fields_of_a_request_become_its_choices_and_what_is_left_out_stays_open() -> None:
+    plain = parse()
+    assert plain.messages == (Message("user", "hi"),)
+    assert (plain.mode, plain.temperature, plain.max_tokens, plain.wishes) == (None, None, None, SamplingWishes())
     assert parse(model="edge-local").mode == "local-only"
     assert parse(model="edge-cloud").mode == "cloud-only"
+    assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
 def test_text_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = parse(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]).messages
     assert messages == (Message("system", "be brief"), Message("user", "ab"))
-
-
-def test_max_completion_tokens_goes_before_max_tokens() -> None:
-    assert parse(max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
 
 def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
@@ -93,7 +60,6 @@ def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
     wishes = parse(**fields, top_logprobs=3).wishes
     assert wishes == SamplingWishes(0.5, 1.0, -0.5, ("a", "b"), 3)
     assert parse(logprobs=True).wishes.top_logprobs == 0
-    assert parse().wishes == SamplingWishes()
     assert parse(top_p=0).wishes.top_p > 0
 
 
@@ -123,71 +89,35 @@ def test_several_answers_say_why_the_cloud_was_not_asked_for_them(fields: dict[s
     ("fields", "status", "param"),
     [
         ({"model": "gpt-4o"}, 404, "model"),
-        ({"model": 3}, 400, "model"),
-        ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
-        ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages[0].content"),
         ({"messages": [*USER, {"role": "assistant", "content": "x"}]}, 400, "messages"),
         ({"temperature": 2.5}, 400, "temperature"),
-        ({"temperature": True}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"seed": 1.5}, 400, "seed"),
-        ({"n": 0}, 400, "n"),
         ({"n": 9}, 400, "n"),
         ({"n": 2, "model": "edge-cloud"}, 400, "n"),
         ({"stop": ["a"] * 17}, 400, "stop"),
-        ({"top_p": 1.5}, 400, "top_p"),
-        ({"presence_penalty": 3}, 400, "presence_penalty"),
-        ({"logprobs": 1}, 400, "logprobs"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-        ({"stop": ""}, 400, "stop"),
         ({"stream": "yes"}, 400, "stream"),
-        ({"stream": 0.0}, 400, "stream"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
-        ({"tools": {"type": "function"}}, 400, "tools"),
         ({"tools": [TOOL] * 129}, 400, "tools"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "always"}, 400, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": 3}, 400, "tool_choice"),
-        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, 400, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, 400, "functions"),
-        ({"response_format": {"type": "xml"}}, 400, "response_format"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
         ({"messages": [{"role": "tool", "content": "4"}]}, 400, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}, *USER]}, 400, "messages[0].tool_calls[0]"),
         ({"metadata": {"task": "../etc"}}, 400, "metadata.task"),
-        ({"metadata": {"task": 3}}, 400, "metadata"),
         ({"metadata": "math"}, 400, "metadata"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_name(fields: dict[str, Any], status: int, param: str) -> None:
     problem = refused(**fields)
     assert (problem.status, problem.param) == (status, param)
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"temperature": 2.5}, "temperature: must be less than or equal to 2"),
-        ({"seed": 1.5}, "seed: must be a whole number"),
-        ({"stream": "yes"}, "stream: must be true or false"),
-        ({"messages": []}, "messages: must have at least 1 item, not 0"),
-        ({"messages": [5]}, "messages[0]: must be an object"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role: is missing"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]},
-            "tools[0].function.parameters: must be an object",
-        ),
-        ({"stop": [3]}, "stop: must be a string of 1 to 256 characters, or a list of at most 16 of them"),
-    ],
-)
-def test_a_refusal_is_one_line_that_names_the_field_and_what_it_must_be(fields: dict[str, Any], line: str) -> None:
-    assert str(refused(**fields)) == line
+    assert "\n" not in str(problem)
 
 
 def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
@@ -207,11 +137,8 @@ def test_tools_travel_as_they_came_and_nothing_does_for_plain_text() -> None:
     beyond = parse(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, response_format=schema).beyond
     sent = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "response_format": schema}
     assert (json.loads(beyond.openai_json), beyond.wants) == (sent, ("tools",))
-
-
-def test_tools_that_may_not_be_used_leave_the_answer_to_the_agent() -> None:
-    beyond = parse(tools=[TOOL], tool_choice="none").beyond
-    assert (json.loads(beyond.openai_json), beyond.wants) == ({"tools": [TOOL], "tool_choice": "none"}, ())
+    unused = parse(tools=[TOOL], tool_choice="none").beyond
+    assert (json.loads(unused.openai_json), unused.wants) == ({"tools": [TOOL], "tool_choice": "none"}, ())
 
 
 def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> None:
@@ -228,17 +155,6 @@ def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> Non
         Message("user", "The tool answered: rain"),
     )
     assert json.loads(question.beyond.openai_json) == {"tools": [TOOL], "messages": messages}
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
-def test_any_json_object_is_either_parsed_or_refused(value: dict[str, Any], with_messages: bool) -> None:
-    body = {**value, "messages": USER} if with_messages else value
-    try:
-        status, asked = 200, len(request_of(body).question("id1").messages)
-    except RequestProblem as problem:
-        status, asked = problem.status, 0
-    assert (status == 200 and asked > 0) or 400 <= status < 500
 
 
 def test_a_client_may_keep_its_request_from_the_cloud_and_say_why() -> None:

@@ -71,7 +71,6 @@ def older(folder: Path, *, own: dict[str, float], last: str, default: float | No
 @pytest.mark.parametrize(
     ("own", "last", "rate", "is_own"),
     [
-        ({"group1": 0.1}, "group1", 0.1, True),
         ({"group1": 0.1}, "group2", 0.1, True),  # it was set for one's questions before learning went on to the next phase
         ({"group1": 0.1, "group2": 0.2}, "group1", 0.1, True),
         ({"group1": 0.1, "group2": 0.2}, "letters", 0.2, True),
@@ -91,9 +90,7 @@ def test_a_dial_that_was_set_on_an_older_label_is_that_of_ones_questions(
             assert dials.of("group1").own is ("group1" in own), "those of the older labels stay"
 
 
-@pytest.mark.parametrize(
-    ("learned", "answered", "adopted"), [("group1", "", ""), ("", "", ""), ("", "math", ""), ("", "letters", "letters")]
-)
+@pytest.mark.parametrize(("learned", "answered", "adopted"), [("group1", "", ""), ("", "math", ""), ("", "letters", "letters")])
 def test_a_dial_of_a_label_that_was_never_peoples_is_not_adopted(
     tmp_path: Path, learned: str, answered: str, adopted: str
 ) -> None:

@@ -14,24 +14,21 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.answer_key import OwnKey, plain_words
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
+from edge.evaluation.judging import cloud_messages
 from edge.learning.methods import DaGrpo
 from edge.learning.own_use import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits
-from edge.state.answer_record import AnswerRecord
-from edge.state.feedback import Feedback, FeedbackBook, Verdict
+from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.judged_answers import answered, rated
 from tests.unit.trained import training_groups
-
-RECORD = AnswerRecord(
-    "", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -40,17 +37,16 @@ def state(tmp_path: Path) -> Any:
         yield folder
 
 
-def answered(state: StateFolder, id: str, prompt: str, final: str, **fields: Any) -> None:
-    record = replace(RECORD, id=id, prompt=prompt, final=final, **fields)
-    state.put_request(id, record.created_at, record.to_json())
-
-
-def rated(state: StateFolder, id: str, verdict: Verdict, correction: str | None = None, at: float = 2.0) -> None:
-    FeedbackBook(state).give(Feedback(id, verdict, correction), at)
-
-
 def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
     return own_items(FeedbackBook(state), feedback=True, agreement=agreement)
+
+
+def item_of(state: StateFolder, prompt: str, final: str, correction: str | None = None) -> OwnItem:
+    """What is learned from one answer that was liked, or corrected."""
+    answered(state, "a", prompt, final, call_key="k")
+    rated(state, "a", "bad" if correction else "good", correction)
+    [own] = items(state)
+    return own
 
 
 def key_of(own: OwnItem) -> OwnKey:
@@ -85,23 +81,26 @@ def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_p
         answered(state, "a", "2+2?", "5")
         book = FeedbackBook(state)
         assert book.give(Feedback("a", "good"), 1.0) == Feedback("a", "good")
+        book.give(Feedback("a", "good"), 9.0)
+        assert [one.at for one in book.rated(10)] == [1.0], "the same verdict twice is one and keeps its time"
         assert book.give(Feedback("a", "bad", " 4 "), 2.0) == Feedback("a", "bad", "4")
     with StateFolder(tmp_path) as state:
         book = FeedbackBook(state)
         assert book.of("a") == Feedback("a", "bad", "4")
         book.give(Feedback("a", "none"), 3.0)
-        book.give(Feedback("a", "none"), 3.0)
         assert book.of("a") == Feedback("a", "none")
         assert list(book.rated(10)) == []
 
 
-def test_the_newest_correction_counts_also_where_the_clock_was_set_back(state: StateFolder) -> None:
-    for id in ("a", "b"):
-        answered(state, id, "2+2?", "5")
+def test_the_newest_correction_is_the_key_above_a_like_and_also_where_the_clock_was_set_back(state: StateFolder) -> None:
+    for id, final in (("a", "5"), ("b", "5"), ("liked", "6")):
+        answered(state, id, "2+2?", final)
     rated(state, "a", "bad", "3", at=9000.0)
     rated(state, "b", "bad", "4", at=2000.0)
+    rated(state, "liked", "good", at=9999.0)
     [own] = items(state)
-    assert key_of(own).right == ("4",)
+    assert key_of(own) == OwnKey("math", ("4",), ("5",))
+    assert (own.item.kind, own.item.task, own.item.question) == (AnswerKind.FEEDBACK, "math", "2+2?")
 
 
 def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: StateFolder) -> None:
@@ -115,35 +114,15 @@ def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: St
     assert kept == ["one0", "one1", "one2", *(f"again{number}" for number in range(40, 60))]
 
 
-def test_the_same_verdict_twice_is_one_and_keeps_its_time(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "4")
-    rated(state, "a", "good", at=1.0)
-    rated(state, "a", "good", at=9.0)
-    assert [one.at for one in FeedbackBook(state).rated(10)] == [1.0]
-
-
 def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     book = FeedbackBook(state)
     with pytest.raises(NotFound):
         book.give(Feedback("b", "good"), 1.0)
-    with pytest.raises(UsageError, match="good, bad, none"):
-        book.give(Feedback("a", "fine"), 1.0)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="longer than"):
-        book.give(Feedback("a", "bad", "x" * 16_001), 1.0)
-    with pytest.raises(UsageError, match="belongs to"):
-        book.give(Feedback("a", "none", "4"), 1.0)
+    for wrong in (Feedback("a", "fine"), Feedback("a", "bad", "x" * 16_001), Feedback("a", "none", "4")):  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            book.give(wrong, 1.0)
     assert book.of("a") == Feedback("a", "none")
-
-
-def test_a_correction_is_the_key_and_stands_above_a_like(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "5")
-    answered(state, "b", "2+2?", "6")
-    rated(state, "a", "bad", "4")
-    rated(state, "b", "good", at=3.0)
-    [own] = items(state)
-    assert key_of(own) == OwnKey("math", ("4",), ("5",))
-    assert (own.item.kind, own.item.task, own.item.question) == (AnswerKind.FEEDBACK, "math", "2+2?")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +140,7 @@ def test_a_correction_is_the_key_and_stands_above_a_like(state: StateFolder) -> 
 def test_a_liked_answer_is_compared_in_the_form_that_it_has(
     state: StateFolder, prompt: str, answer: str, form: str, closed: bool
 ) -> None:
-    answered(state, "a", prompt, answer)
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, prompt, answer)
     assert (key_of(own).form, key_of(own).closed) == (form, closed)
     verifier = VerifierByKind()
     assert verifier.is_correct(own.item, f"<think>\nStep 1: x\n</think>\n<answer>{answer}</answer>")
@@ -213,52 +190,46 @@ def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -
 
 
 async def test_r_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "5", call_key="k")
-    rated(state, "a", "bad", "4")
-    [own] = items(state)
+    own = item_of(state, "2+2?", "5", "4")
     group = await scored(own.item, [local_answer(4), local_answer(5), local_answer(9), "no format", HELP], cloud=local_answer(4))
     assert rewards(group) == [1.0, 0.0, 0.0, -0.1, 1.0]
     assert [one.cost for one in group.responses] == [0, 0, 0, 0, 1]
 
 
 async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
-    answered(state, "a", "Capital of France?", "Paris")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Capital of France?", "Paris")
     said = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
     group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in said])
     assert rewards(group) == [1.0, 0.0, None, None]
 
 
-async def test_where_only_a_wrong_answer_is_known_no_weight_moves(state: StateFolder) -> None:
+@pytest.mark.parametrize(
+    ("texts", "cloud", "known", "trained"),
+    [
+        ([local_answer(5), local_answer(5), local_answer(4), "no format", HELP], 7, [0.0, 0.0, None, None, None], 2),
+        ([HELP, HELP, local_answer(4)], 5, [0.0, 0.0, None], 2),  # what the cloud answered is known to be wrong, too
+    ],
+)
+async def test_where_only_a_wrong_answer_is_known_no_weight_moves(
+    texts: list[str], cloud: int, known: list[float | None], trained: int
+) -> None:
     item = TaskItem("x", "math", "mine", 0, "train", "2+2?", OwnKey("math", (), ("5",)).to_json(), AnswerKind.FEEDBACK, 4)
-    group = await scored(item, [local_answer(5), local_answer(5), local_answer(4), "no format", HELP], cloud=local_answer(7))
-    assert rewards(group) == [0.0, 0.0, None, None, None]
-    assert advantages(group) == [0.0, 0.0]
-    assert step_units([group]) == StepUnits(5, 1, 0)
-
-
-async def test_a_disliked_answer_of_the_cloud_is_known_wrong_too(state: StateFolder) -> None:
-    item = TaskItem("x", "math", "mine", 0, "train", "2+2?", OwnKey("math", (), ("5",)).to_json(), AnswerKind.FEEDBACK, 4)
-    group = await scored(item, [HELP, HELP, local_answer(4)], cloud=local_answer(5))
-    assert rewards(group) == [0.0, 0.0, None]
-    assert advantages(group) == [0.0, 0.0]
+    group = await scored(item, texts, cloud=local_answer(cloud))
+    assert rewards(group) == known
+    assert advantages(group) == [0.0] * trained
+    assert step_units([group]) == StepUnits(len(texts), texts.count(HELP), 0)
 
 
 async def test_an_open_question_teaches_only_what_is_the_same_text(state: StateFolder) -> None:
     letter = "Dear sir, I should like to ask you kindly to repair it."
-    answered(state, "a", "Write to my landlord.", letter)
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Write to my landlord.", letter)
     other = letter.replace("kindly", "again")
     group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in (letter, other)])
     assert rewards(group) == [1.0, None]
 
 
 async def test_a_question_that_was_asked_of_this_device_alone_never_leaves_it(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "4")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "2+2?", "4")
     group = await scored(own.item, [HELP, local_answer(4), local_answer(5)], stay_here=True)
     assert rewards(group) == [None, 1.0, 0.0]
     assert step_units([group]) == StepUnits(3, 1, 1), "it counts as demand, and the coordinator learns that nothing was called"
@@ -296,19 +267,7 @@ def test_no_text_breaks_the_judge_and_a_key_is_right_by_itself(answer: str, resp
     assert plain_words(plain_words(answer)) == plain_words(answer)
 
 
-def test_what_is_no_key_is_not_one() -> None:
-    for text in ("", "[]", "null", '{"form": "math"}', '{"form": 1, "right": 3, "wrong": [], "closed": true, "options": []}'):
-        assert OwnKey.from_json(text) is None
-    item = TaskItem("x", "math", "mine", 0, "train", "?", "", AnswerKind.FEEDBACK, 4)
-    with pytest.raises(UsageError, match="no verifier"):
-        VerifierByKind().is_correct(item, "4")
-
-
 def test_a_cloud_call_for_an_own_question_has_its_very_words(state: StateFolder) -> None:
-    from edge.evaluation.judging import cloud_messages
-
-    answered(state, "a", "Why is\nthe sky blue?", "dust", call_key="k")
-    rated(state, "a", "good")
-    [own] = items(state)
+    own = item_of(state, "Why is\nthe sky blue?", "dust")
     for form in ("compact", "full"):
         assert [message.content for message in cloud_messages(own.item, form)] == ["Why is\nthe sky blue?"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -12,21 +11,20 @@ from typing import Any
 
 import pytest
 
+from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import own_use as watched
 from edge.learning.own_use import OwnUseRules
-from edge.state.answer_record import AnswerRecord
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
-from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from edge.tasks.jsonl import read_items
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
+from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
 
 RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 def corrected(folder: Path, *asked: int, task: str = "math") -> None:
@@ -37,14 +35,19 @@ def corrected(folder: Path, *asked: int, task: str = "math") -> None:
 
 def give(state: StateFolder, *asked: int, task: str = "math") -> None:
     for number in asked:
-        record = replace(RECORD, id=f"a{task}{number}", prompt=f"What is {number} + 1?", final="0", call_key="k", task=task)
-        state.put_request(record.id, 1.0, record.to_json())
-        FeedbackBook(state).give(Feedback(record.id, "bad", str(number + 1)), 2.0)
+        answered(state, f"a{task}{number}", f"What is {number} + 1?", "0", call_key="k", task=task)
+        rated(state, f"a{task}{number}", "bad", str(number + 1))
 
 
 def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
     return World(folder, phases=phases, **{"own": RULES, **options})
+
+
+async def learned(agent: Agent, steps: int) -> list[str]:
+    """The sources of so many more steps."""
+    await agent.learn(max_steps=steps)
+    return [step.source for step in agent.steps(last=steps)]
 
 
 def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
@@ -71,15 +74,14 @@ async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_pa
     assert {step.control.target_rate for step in steps} == {0.3}
 
 
-async def test_each_item_is_learned_from_so_often_and_a_new_correction_makes_it_new(tmp_path: Path) -> None:
-    corrected(tmp_path / "state", 1)
+async def test_each_item_is_learned_from_so_often_and_what_is_new_is_taken_up_at_the_next_turn(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=None)
     async with world.agent() as agent:
-        await agent.learn(max_steps=8)
-        assert [step.source for step in agent.steps()].count("mine:math") == 2
-        agent.records.rate(Feedback("amath1", "bad", "3"))
-        await agent.learn(max_steps=8)
-        assert [step.source for step in agent.steps()].count("mine:math") == 4
+        assert await learned(agent, 2) == ["sums", "sums"]
+        give(agent.components.state, 5)
+        assert await learned(agent, 6) == ["sums", "mine:math", "sums", "mine:math", "sums", "sums"]
+        agent.records.rate(Feedback("amath5", "bad", "3"))  # another correction
+        assert (await learned(agent, 6)).count("mine:math") == 2
 
 
 async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path: Path) -> None:
@@ -92,17 +94,8 @@ async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path
     assert steps[0] == steps[1]
 
 
-async def test_verdicts_that_come_while_it_learns_are_taken_up_at_the_next_turn(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=None)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
-        give(agent.components.state, 5)
-        await agent.learn(max_steps=2)
-        assert [step.source for step in agent.steps()] == ["sums", "sums", "sums", "mine:math", "sums"]
-
-
 async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=1)
+    world = world_in(tmp_path / "state", steps=1, gate=GateRules(every=100, anchors_per_task=2, max_drop=1.0))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
         assert not await agent.learning.more_to_learn()
@@ -110,6 +103,8 @@ async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(
         assert await agent.learning.more_to_learn()
         await agent.learn()
         assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
+        assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "promoted"], "the last one, so that it serves"
+        assert agent.status().adapter_version == 3
         assert not await agent.learning.more_to_learn()
 
 
@@ -143,30 +138,30 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
     assert set(runs[0][1].values()) == {2}
 
 
-async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path) -> None:
+async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
-    folder.mkdir()
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
     async with world.agent() as agent:
-
-        async def learned(steps: int) -> list[str]:
-            await agent.learn(max_steps=steps)
-            return [step.source for step in agent.steps(last=steps)]
-
-        assert await learned(2) == ["sums", "sums"]
+        assert await learned(agent, 2) == ["sums", "sums"]
+        assert "cannot be read" in world.events(Notice)[0].text
         path = file_of(folder, "a.jsonl", 1, 2)
-        assert await learned(4) == ["sums", "watched:chat", "sums", "sums"]
+        assert await learned(agent, 4) == ["sums", "watched:chat", "sums", "sums"]
         path.touch()
-        assert await learned(2) == ["sums", "sums"], "a touched file is not new"
+        assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
-        assert await learned(2) == ["sums", "watched:chat"]
+        assert await learned(agent, 2) == ["sums", "watched:chat"]
         assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
-        assert await learned(4) == ["sums", "watched:code", "sums", "sums"]
+        assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
+        assert len(world.events(Notice)) == 1, "a folder that is not there is told once"
+        file_of(folder, "c.jsonl", *range(100, 108))
+        await learned(agent, 6)
+        assert "c.jsonl: has 8 items" in world.events(Notice)[-1].text
 
 
-async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_bad_file_is_told_once_until_it_changes_and_one_that_is_still_written_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
@@ -175,80 +170,24 @@ async def test_a_bad_file_is_told_once_and_the_others_go_on(tmp_path: Path) -> N
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
         [told] = world.events(Notice)
-        assert told.text.startswith('bad.jsonl:1: "answer" must be')
-        assert told.text.endswith("left out until it changes")
+        assert "bad.jsonl:1" in told.text
         (folder / "bad.jsonl").write_text('{"question": "x", "answer": 1, "wrong": 2}\n')
         await agent.learn(max_steps=2)
-        assert "unknown key 'wrong'" in world.events(Notice)[-1].text
+        assert "'wrong'" in world.events(Notice)[-1].text
         file_of(folder, "bad.jsonl", 8)
         await agent.learn(max_steps=2)
         assert len(world.events(Notice)) == 2
-
-
-async def test_a_half_written_file_is_waited_for(tmp_path: Path) -> None:
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
-    async with world.agent() as agent:
-        assert agent.components.own_use is not None
-        assert await agent.components.own_use.fresh() == 0
-        assert world.events(Notice) == []
-        file_of(folder, "a.jsonl", 1, 2)
-        assert await agent.components.own_use.fresh() == 2
-        (folder / "a.jsonl").write_text('{"question": "Wh')
-        await agent.components.own_use.fresh()
-        await agent.components.own_use.fresh()
-        assert "not valid JSON" in world.events(Notice)[-1].text, "nobody goes on writing it"
-
-
-async def test_a_file_is_read_and_its_items_are_keyed_once_and_not_on_the_loop_s_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-
-    def counted(path: Path) -> Any:
-        threads.append(threading.get_ident())
-        return read_items(path)
-
-    monkeypatch.setattr(watched, "read_items", counted)
-    folder = tmp_path / "tasks"
-    file_of(folder, "a.jsonl", *range(20))
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=6)
-        assert agent.components.own_use is not None
-        first = await agent.components.own_use.sources()
-        (folder / "a.jsonl").touch()
-        again = await agent.components.own_use.sources()
-    assert len(threads) == 1 and threads[0] != threading.get_ident()
-    assert first[0] is again[0], "nothing is sorted out anew where nothing changed"
-
-
-async def test_of_a_file_with_too_many_items_the_first_are_used_and_it_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watched, "MOST_ITEMS", 5)
-    folder = tmp_path / "tasks"
-    file_of(folder, "a.jsonl", *range(8))
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
-    async with world.agent() as agent:
-        await agent.learn(max_steps=6)
-        assert agent.components.own_use is not None
-        assert await agent.components.own_use.fresh() == 5
-    [told] = world.events(Notice)
-    assert told.text == "a.jsonl: has 8 items; the first 5 are used"
-
-
-async def test_a_folder_that_is_not_there_is_told_once_and_found_when_it_comes(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=tmp_path / "tasks")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        [told] = world.events(Notice)
-        assert "cannot be read" in told.text
-        file_of(tmp_path / "tasks", "a.jsonl", 1)
-        await agent.learn(max_steps=2)
-        assert "watched:chat" in [step.source for step in agent.steps()]
+        own_use = agent.components.own_use
+        assert own_use is not None
+        known = await own_use.fresh()
+        (folder / "half.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2, "split": "train"}\n{"question": "Wh')
+        assert await own_use.fresh() == known, "a file that is still being written is waited for"
+        file_of(folder, "half.jsonl", 1, 2)
+        assert await own_use.fresh() > known and len(world.events(Notice)) == 2
+        (folder / "half.jsonl").write_text('{"question": "Wh')
+        await own_use.fresh()
+        await own_use.fresh()
+        assert "half.jsonl" in world.events(Notice)[-1].text, "nobody goes on writing it"
 
 
 async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_on(tmp_path: Path) -> None:
@@ -266,7 +205,7 @@ async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_o
         await agent.learn()
         assert {step.source for step in agent.steps()} == {"sums"}
     [told] = [event for event in world.events(Notice) if "mine:secret" in event.text]
-    assert "left out (this device may not work on secret)" in told.text
+    assert "this device may not work on secret" in told.text
 
 
 async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goes(tmp_path: Path) -> None:
@@ -357,17 +296,6 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
         )
 
 
-async def test_behind_the_phases_the_last_step_of_what_came_is_judged_so_that_it_serves(tmp_path: Path) -> None:
-    gate = GateRules(every=100, anchors_per_task=2, max_drop=1.0)
-    world = world_in(tmp_path / "state", steps=1, gate=gate)
-    async with world.agent() as agent:
-        await agent.learn()
-        give(agent.components.state, 1, 2, 3, 4)
-        await agent.learn()
-        assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "", "promoted"]
-        assert agent.status().adapter_version == 4
-
-
 async def test_it_says_once_when_all_own_questions_were_learned_from_often_enough(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1, 2)
     world = world_in(tmp_path / "state", steps=3)
@@ -377,11 +305,7 @@ async def test_it_says_once_when_all_own_questions_were_learned_from_often_enoug
 
     async with world.agent() as agent:
         await agent.learn()
-        assert [(event.source, event.questions, event.passes) for event in world.events(OwnUseThrough)] == [
-            ("mine:math", 2, 2),
-            ("", 2, 2),
-        ]
-        assert not await agent.learning.more_to_learn()
+        assert said() == [2] and not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
         assert said() == [2, 3], "a new question begins anew"

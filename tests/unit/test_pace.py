@@ -43,14 +43,10 @@ def test_a_week_repeats_and_the_level_of_the_last_day_counts() -> None:
     assert expected_demand(by_hour, first, now, now + WEEK_S) == pytest.approx(week)
     assert expected_demand(by_hour, first, now, now + 2 * WEEK_S + DAY_S) == pytest.approx(2 * week + 240.0)
     assert expected_demand(by_hour, first, now + HOUR_S / 2, now + HOUR_S) == pytest.approx(5.0, rel=0.05)
+    assert expected_demand({first: 6.0}, first, MONDAY + DAY_S / 2, MONTH_ENDS) is None, "before a day nothing is known"
+    assert expected_demand({first: 48.0}, first, MONDAY + 2 * DAY_S, MONDAY + 3 * DAY_S) == pytest.approx(24.0)
     quiet = {hour: (demand / 4 if hour >= first + 24 * 13 else demand) for hour, demand in by_hour.items()}
     assert expected_demand(quiet, first, now, now + WEEK_S) < 0.75 * week
-
-
-def test_before_a_week_the_mean_counts_and_before_a_day_nothing_is_known() -> None:
-    first = int(MONDAY // HOUR_S)
-    assert expected_demand({first: 6.0}, first, MONDAY + DAY_S / 2, MONTH_ENDS) is None
-    assert expected_demand({first: 48.0}, first, MONDAY + 2 * DAY_S, MONDAY + 3 * DAY_S) == pytest.approx(24.0)
 
 
 def test_a_period_that_ended_since_the_report_has_begun_anew() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ from edge.evaluation.judging import RolloutSettings
 from edge.evaluation.plan import EvalPlan, EvalRun
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, drawn_dual
-from edge.learning.run_folder import _write_metrics
+from edge.learning.run_folder import RunFolder
 from edge.routing.policy import SelfOffload
-from edge.state.events import StepFinished
+from edge.state.events import RunFinished, StepFinished
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.unit.agent_world import HELP, World, item, local_answer
 from tests.unit.trained import scored, training_groups
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -40,21 +41,10 @@ CHOICE = TaskItem("c", "qa", "facts", 1, "train", "Which?", "A", AnswerKind.CHOI
 
 @pytest.mark.parametrize(
     ("price", "words", "cents"),
-    [
-        (0.0, "Help costs 0.00.", "0"),
-        (0.5, "Help costs 0.50.", "50"),
-        (1.0, "Help costs 1.00.", "100"),
-        (0.29, "Help costs 0.29.", "29"),
-    ],
+    [(0.0, "Help costs 0.00.", "0"), (0.29, "Help costs 0.29.", "29"), (1.0, "Help costs 1.00.", "100")],
 )
 def test_the_price_is_told_in_words_and_to_compact_models_in_bare_cents(price: float, words: str, cents: str) -> None:
     assert (price_line(price, "full"), price_line(price, "compact")) == (words, cents)
-
-
-@pytest.mark.parametrize("price", [-0.01, 10.0, 0.333, float("nan"), float("inf")])
-def test_a_price_that_the_line_would_round_is_refused(price: float) -> None:
-    with pytest.raises(ValueError, match="whole cents"):
-        price_line(price, "compact")
 
 
 def test_the_line_stands_before_the_question_and_without_a_price_nothing_is_new() -> None:
@@ -80,7 +70,7 @@ def test_prices_are_drawn_by_seed_step_and_prompt_alone_and_all_come() -> None:
     assert drawn_dual(settings(), 1, 0) is None
 
 
-async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[ScoredGroup], list[str], World]:
+async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
     world, seen = World(tmp_path), []
 
     def script(messages: Any, sampling: Sampling, seed: int) -> str:
@@ -88,17 +78,11 @@ async def collected(levels: tuple[float, ...], tmp_path: Path) -> tuple[list[Sco
         return [HELP, local_answer(1)][seed % 2]
 
     await world.client.open_step("math", 0, 6, 4, 0.3)
-    chosen = replace(settings(price_levels=levels), group_size=4)
-    rollout = Rollout(
-        ScriptedBackend(script), GroupCalls(world.client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), chosen
-    )
+    priced = settings(price_levels=LEVELS)
+    calls, chosen = GroupCalls(world.client, 1.0), replace(priced, group_size=4)
+    rollout = Rollout(ScriptedBackend(script), calls, ExactMathAnswer(), SelfOffload(), ManualClock(), chosen)
     groups = await rollout.collect(Batch(3, "math", 0, tuple(item(number) for number in range(6))))
-    return groups, seen, world
-
-
-async def test_the_model_reads_the_groups_price_and_the_cloud_the_bare_question(tmp_path: Path) -> None:
-    groups, seen, world = await collected(LEVELS, tmp_path)
-    assert [group.prompt_dual for group in groups] == [drawn_dual(settings(price_levels=LEVELS), 3, index) for index in range(6)]
+    assert [group.prompt_dual for group in groups] == [drawn_dual(priced, 3, index) for index in range(6)]
     for index, group in enumerate(groups):
         assert group.prompt_dual is not None
         assert seen.count(f"{round(100 * group.prompt_dual)}\nWhat is {index} + 1?") == 4, "all of a group read one price"
@@ -146,27 +130,12 @@ async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_pr
         assert weighted == pytest.approx(step.control.assist_rate)
         assert [rate.price for rate in step.scores.prices] == sorted({rate.price for rate in step.scores.prices})
         assert StepFinished.from_json(step.to_json()) == step
-    _write_metrics(tmp_path / "metrics.csv", steps)
-    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row, step in zip(rows, steps, strict=True):
-        assert "prices" not in row
-        told = {price: row[f"price_{price:g}.assist_rate"] for price in LEVELS if f"price_{price:g}.assist_rate" in row}
-        assert {price: float(rate) for price, rate in told.items() if rate} == {
-            one.price: one.assist_rate for one in step.scores.prices
-        }
-
-
-async def test_a_run_cut_and_gone_on_with_has_the_prices_and_numbers_of_one_that_was_not(tmp_path: Path) -> None:
-    _, whole = await learned(tmp_path / "whole", price_levels=LEVELS)
-    world = World(
-        tmp_path / "cut", terms=ScriptedTerms(dual_lr=0.1, step_credit_kappa=None), prompts_per_step=5, price_levels=LEVELS
-    )
-    for steps in (1, 1, None):
-        async with world.agent() as agent:
-            await agent.learn(max_steps=steps)
-            found = agent.steps()
-    assert [numbers(step) for step in found] == [numbers(step) for step in whole]
+    with closing(RunFolder(tmp_path / "run", "")) as folder:
+        folder.finish(steps, world.events(RunFinished)[-1], None)
+    with (tmp_path / "run" / "metrics.csv").open(encoding="utf-8") as file:
+        row = next(csv.DictReader(file))
+    for rate in steps[0].scores.prices:
+        assert float(row[f"price_{rate.price:g}.assist_rate"]) == rate.assist_rate
 
 
 async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:
@@ -187,18 +156,15 @@ async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_a
 async def test_the_report_names_the_price_and_a_journal_of_another_price_is_another_evaluations(tmp_path: Path) -> None:
     roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
     plan = EvalPlan(("sums",), cloud="none")
-    runs = [EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5, 1.0)]
-    identities = [run._identity() for run in runs]
-    assert "price" not in identities[0], "what was journalled before prices can be gone on with"
-    assert [identity.get("price") for identity in identities] == [None, 0.5, 1.0]
-    report = (await runs[1].outcome(candidates_of([(item(1), 1.0)]))).report
-    assert report.to_json()["price"] == 0.5
+    bare, priced = (EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5))
+    assert "price" not in bare._identity(), "what was journalled before prices can be gone on with"
+    assert priced._identity()["price"] == 0.5
+    assert (await priced.outcome(candidates_of([(item(1), 1.0)]))).report.to_json()["price"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("values", "levels", "price"),
     [
-        ({}, (), None),
         ({"price": 0.3}, (), 0.3),
         ({"price_levels": [1.0, 0.0, 0.5]}, (1.0, 0.0, 0.5), 0.5),
         ({"price_levels": [0.0, 1.0], "price": 0.25}, (0.0, 1.0), 0.25),
@@ -214,12 +180,11 @@ def test_evaluations_tell_the_price_given_or_else_the_middle_one_learned_with(
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"price_levels": [0.0, 0.5, 0.5]}, "twice"),
+        ({"price_levels": [0.0, 0.5, 0.5]}, "price_levels"),
         ({"price_levels": [0.333]}, "whole cents"),
-        ({"price_levels": [-0.5]}, "greater than or equal to 0"),
-        ({"price": 12.0}, "less than or equal to 9.99"),
-        ({"price_levels": [0.5], "method": "grpo"}, "price_levels is of method da-grpo, not grpo"),
-        ({"price_levels": [0.5], "method": "edge-only"}, "price_levels is of method da-grpo, not edge-only"),
+        ({"price_levels": [-0.5]}, "price_levels"),
+        ({"price": 12.0}, "price"),
+        ({"price_levels": [0.5], "method": "grpo"}, "da-grpo"),
     ],
 )
 def test_prices_that_cannot_be_learned_with_are_refused(values: dict[str, object], named: str) -> None:

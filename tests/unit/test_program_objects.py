@@ -100,13 +100,9 @@ class Dog(Animal):
 """
 IN_PLACE = """
 def sort(xs): xs.sort()
-def sort_and_return(xs):
-    xs.sort()
-    return xs
 def fill(table, key, *, names):
     table[key] = len(table)
     names.add(key)
-def rotate(grid): grid[:] = [list(row) for row in zip(*grid[::-1])]
 def rotate_all(grids):
     for grid in grids: rotate_in_rows(grid)
 def rotate_in_rows(grid):
@@ -119,7 +115,6 @@ IMPORTED = """
 import math
 import math as m
 from math import isclose, pi
-from collections import Counter, deque
 from typing import List
 def area(r): return pi * r * r
 """
@@ -144,7 +139,6 @@ class Shop:
     def put(self, name, size):
         self.shelf.goods[name] = size
         return self
-    def price(self, name): return self.shelf.price(name)
     def last(self): return list(self.shelf.goods)[-1]
     def same(self, other): return self == other
     @property
@@ -154,87 +148,60 @@ def open_shop(): return Shop()
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "tests"),
-    [
-        (STACK, "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2 and len(s) == 1 and s.items == [1]\n"),
-        (
-            STACK,
-            "s = Stack([1, 2])\nassert list(s) == [1, 2] and s[0] == 1 and 2 in s and 3 not in s and s.top == 2 and bool(s)\n",
-        ),
-        (STACK, "s = Stack([1])\ns[0] = 5\ns.name = 'mine'\nassert s[0] == 5 and s.name == 'mine' and Stack.LIMIT == 3\n"),
-        (STACK, "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and {Stack([1]): 1}[Stack([1])] == 1\n"),
-        (STACK, "assert repr(Stack([1])) == 'Stack([1])' and f'{Stack([2])}' == 'Stack([2])'\n"),
-        (STACK, "assert isinstance(Stack.of(1, 2), Stack) and not isinstance(3, Stack) and issubclass(Stack, Stack)\n"),
-        (STACK, "with Stack([1]) as s:\n    assert len(s) == 1\nassert len(s) == 0\n"),
-        (STACK, "found = [0]\nStack([1, 2]).drain(found)\nassert found == [0, 1, 2]\n"),
-        (
-            STACK,
-            "try:\n    Stack().pop()\n    assert False\nexcept EmptyError as error:\n    assert str(error) == 'nothing there'\n",
-        ),
-        (STACK, "try:\n    Stack([1, 2, 3]).push(4)\n    assert False\nexcept StackError:\n    pass\n"),
-        (
-            STACK,
-            "try:\n    Stack([1, 2, 3]).push(4)\n    assert False\nexcept (KeyError, ValueError) as e:\n    assert 'more' in str(e)\n",
-        ),
-        (STACK, "def check(candidate):\n    s = candidate()\n    s.push(1)\n    assert s.pop() == 1\ncheck(Stack)\n"),
-        (
-            VECTOR,
-            "v = Vector(1, 2) + Vector(3)\nassert (v.x, v.y) == (4, 2) and v == Vector(4, 2) and v.dot(Vector(1, 1)) == 6\n",
-        ),
-        (
-            VECTOR,
-            "assert (Vector(1, 2) * 3).y == 6 and (2 * Vector(1, 2)).x == 2 and (-Vector(1)).x == -1 and Vector(1)(4) == 5\n",
-        ),
-        (
-            VECTOR,
-            "assert Vector(1) < Vector(2) and sorted([Vector(3), Vector(1)])[0].x == 1 and closest([Vector(3), Vector(1)]).x == 1\n",
-        ),
-        (VECTOR, "p = Point(1, 2)\nassert p.x == 1 and p == (1, 2) and p == Point(1, 2) and list(p) == [1, 2]\n"),
-        (VECTOR, "assert Color.RED == Color.RED and Color.RED != Color.BLUE and Color(2).name == 'BLUE' and len(Color) == 2\n"),
-        (VECTOR, "assert [c.value for c in Color] == [1, 2] and Color['RED'] is not None\n"),
-        (VECTOR, "head = build([1, 2])\nassert head.value == 1 and head.next.value == 2 and head.next.next is None\n"),
-        (VECTOR, "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n"),
-        (
-            VECTOR,
-            "assert isinstance(Point(1, 2), tuple) and isinstance(Point(1, 2), Point) and not isinstance(Vector(1), tuple)\n",
-        ),
-        (
-            "class V(int):\n    pass\n",
-            "assert isinstance(V(3), int) and isinstance(V(3), V) and not isinstance(V(3), str) and V(3) + 1 == 4\n",
-        ),
-        (ANIMAL, "xs = [2, 1]\nSolution().sort(xs)\nassert xs == [1, 2] and Solution().twice(4) == twice(4) == 8\n"),
-        (ANIMAL, "d = Dog('Rex')\nassert isinstance(d, Animal) and issubclass(Dog, Animal) and d.speak() == 'Rex says woof'\n"),
-        (ANIMAL, "d = Dog('ab')\nassert (Animal.legs(), Animal.count, list(d.letters())) == (4, 1, ['a', 'b'])\n"),
-        (ANIMAL, "d = Dog('a')\nd.age = 3\nassert d.age == 3 and hasattr(d, 'speak') and not hasattr(d, 'fly')\n"),
-        (ANIMAL, "try:\n    Dog('a').age = -1\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)\n"),
-        (ANIMAL, "try:\n    Animal('x').speak()\n    assert False\nexcept NotImplementedError:\n    pass\n"),
-        (ANIMAL, "try:\n    Dog()\n    assert False\nexcept TypeError:\n    pass\n"),
-        (IN_PLACE, "xs = [3, 1]\nsort(xs)\nassert xs == [1, 3]\n"),
-        (IN_PLACE, "xs = [3, 1]\nassert sort(xs) is None and xs == [1, 3]\n"),
-        (IN_PLACE, "xs = [3, 1]\nsort_and_return(xs)\nassert xs == [1, 3]\n"),
-        (IN_PLACE, "table, names = {}, set()\nfill(table, 'a', names=names)\nassert table == {'a': 0} and names == {'a'}\n"),
-        (IN_PLACE, "grid = [[1, 2], [3, 4]]\nrotate(grid)\nassert grid == [[3, 1], [4, 2]]\n"),
-        (IN_PLACE, "row = [1, 2]\nrotate_all([[row, [3, 4]]])\nassert row == [3, 1]\n"),
-        (
-            IN_PLACE,
-            "row = [2, 1]\nfor _ in 'ab':\n    sort_all(('x', {'a': row}), last=[row])\n    row.append(0)\nassert row == [0, 1, 2, 0]\n",
-        ),
-        (IN_PLACE, "a, b = [2], [1]\nboth = [a, b]\nsort(both)\nassert both == [[1], [2]] and (a, b) == ([2], [1])\n"),
-        (
-            IN_PLACE,
-            "a, b = [2], [1]\nboth = {'a': a, 'b': b}\ndrop(both, 'b')\na.append(3)\nassert both == {'a': [2, 3]} and b == [1]\n",
-        ),
-        (IN_PLACE, "def check(candidate):\n    xs = [2, 1]\n    candidate(xs)\n    assert xs == [1, 2]\ncheck(sort)\n"),
-        (IMPORTED, "assert math.isclose(area(1), math.pi) and m.floor(area(1)) == 3 and isclose(area(1), pi)\n"),
-        (IMPORTED, "def check(f, sizes: List[int]):\n    assert f(sizes[0]) > 3\ncheck(area, [1])\n"),
-        (IMPORTED, "assert Counter('aab')['a'] == 2 and deque([1, 2])[0] == 1 and area(0) == 0\n"),
-        (CHAINS, "shop = open_shop()\nshop.put('tea', 3).put('cup', 4)\nassert shop.sizes == [3, 4] and shop.last() == 'cup'\n"),
-        (CHAINS, "assert Shop().put('tea', 3).put('cup', 4).price('tea') == 3\n"),
-        (CHAINS, "assert Shop.of('tea', 'cup').shelf.price('cup') == 3 and Shop.of('tea').shelf['tea'] == 3\n"),
-        (CHAINS, "assert Shop.of('tea').__eq__(Shop.of('tea')) and length('tea') == 3 and open_shop().same(open_shop())\n"),
+RIGHT = {
+    STACK: [
+        "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2 and len(s) == 1 and s.items == [1]\n",
+        "s = Stack([1, 2])\nassert list(s) == [1, 2] and s[0] == 1 and 2 in s and 3 not in s and s.top == 2 and bool(s)\n",
+        "s = Stack([1])\ns[0] = 5\ns.name = 'mine'\nassert s[0] == 5 and s.name == 'mine' and Stack.LIMIT == 3\n",
+        "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and {Stack([1]): 1}[Stack([1])] == 1\n",
+        "assert repr(Stack([1])) == 'Stack([1])' and f'{Stack([2])}' == 'Stack([2])'\n",
+        "assert isinstance(Stack.of(1, 2), Stack) and not isinstance(3, Stack) and issubclass(Stack, Stack)\n",
+        "with Stack([1]) as s:\n    assert len(s) == 1\nassert len(s) == 0\n",
+        "found = [0]\nStack([1, 2]).drain(found)\nassert found == [0, 1, 2]\n",
+        "try:\n    Stack().pop()\n    assert False\nexcept EmptyError as error:\n    assert str(error) == 'nothing there'\n",
+        "try:\n    Stack([1, 2, 3]).push(4)\n    assert False\nexcept (KeyError, ValueError) as e:\n    assert 'more' in str(e)\n",
+        "def check(candidate):\n    s = candidate()\n    s.push(1)\n    assert s.pop() == 1\ncheck(Stack)\n",
     ],
-)
+    VECTOR: [
+        "v = Vector(1, 2) + Vector(3)\nassert (v.x, v.y) == (4, 2) and v == Vector(4, 2) and v.dot(Vector(1, 1)) == 6\n",
+        "assert (Vector(1, 2) * 3).y == 6 and (2 * Vector(1, 2)).x == 2 and (-Vector(1)).x == -1 and Vector(1)(4) == 5\n",
+        "assert Vector(1) < Vector(2) and sorted([Vector(3), Vector(1)])[0].x == 1 and closest([Vector(3), Vector(1)]).x == 1\n",
+        "p = Point(1, 2)\nassert p.x == 1 and p == (1, 2) and p == Point(1, 2) and list(p) == [1, 2]\n",
+        "assert Color.RED == Color.RED and Color.RED != Color.BLUE and Color(2).name == 'BLUE' and len(Color) == 2\n",
+        "assert values_of(Node(1, Node(2))) == [1, 2] and values_of(build([3])) == [3]\n",
+    ],
+    "class V(int):\n    pass\n": [
+        "assert isinstance(V(3), int) and isinstance(V(3), V) and not isinstance(V(3), str) and V(3) + 1 == 4\n",
+    ],
+    ANIMAL: [
+        "xs = [2, 1]\nSolution().sort(xs)\nassert xs == [1, 2] and Solution().twice(4) == twice(4) == 8\n",
+        "d = Dog('Rex')\nassert isinstance(d, Animal) and issubclass(Dog, Animal) and d.speak() == 'Rex says woof'\n",
+        "d = Dog('ab')\nassert (Animal.legs(), Animal.count, list(d.letters())) == (4, 1, ['a', 'b'])\n",
+        "try:\n    Dog('a').age = -1\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)\n",
+        "try:\n    Animal('x').speak()\n    assert False\nexcept NotImplementedError:\n    pass\n",
+    ],
+    IN_PLACE: [
+        "xs = [3, 1]\nassert sort(xs) is None and xs == [1, 3]\n",
+        "table, names = {}, set()\nfill(table, 'a', names=names)\nassert table == {'a': 0} and names == {'a'}\n",
+        "row = [1, 2]\nrotate_all([[row, [3, 4]]])\nassert row == [3, 1]\n",
+        "row = [2, 1]\nfor _ in 'ab':\n    sort_all(('x', {'a': row}), last=[row])\n    row.append(0)\nassert row == [0, 1, 2, 0]\n",
+        "a, b = [2], [1]\nboth = [a, b]\nsort(both)\nassert both == [[1], [2]] and (a, b) == ([2], [1])\n",
+        "a, b = [2], [1]\nboth = {'a': a, 'b': b}\ndrop(both, 'b')\na.append(3)\nassert both == {'a': [2, 3]} and b == [1]\n",
+        "def check(candidate):\n    xs = [2, 1]\n    candidate(xs)\n    assert xs == [1, 2]\ncheck(sort)\n",
+    ],
+    IMPORTED: [
+        "assert math.isclose(area(1), math.pi) and m.floor(area(1)) == 3 and isclose(area(1), pi)\n",
+        "def check(f, sizes: List[int]):\n    assert f(sizes[0]) > 3\ncheck(area, [1])\n",
+    ],
+    CHAINS: [
+        "shop = open_shop()\nshop.put('tea', 3).put('cup', 4)\nassert shop.sizes == [3, 4] and shop.last() == 'cup'\n",
+        "assert Shop.of('tea', 'cup').shelf.price('cup') == 3 and Shop.of('tea').shelf['tea'] == 3\n",
+        "assert Shop.of('tea').__eq__(Shop.of('tea')) and length('tea') == 3 and open_shop().same(open_shop())\n",
+    ],
+}
+
+
+@pytest.mark.parametrize(("code", "tests"), [(code, tests) for code, all_tests in RIGHT.items() for tests in all_tests])
 def test_a_right_program_passes(sandbox: Sandbox, code: str, tests: str) -> None:
     verdict = judged(sandbox, code, tests)
     assert verdict.passed, verdict.reason
@@ -278,15 +245,11 @@ f_ = Any
     "tests",
     [
         "assert f(2) == 4\n",
-        "assert 4 == f(2)\n",
         "assert not f(2) != 4\n",
         "assert f(2) in (4, 5)\n",
         "assert 4 in f(2)\n",
         "assert [f(2)] == [4]\n",
-        "assert {f(2)} == {4}\n",
-        "assert f(2) > 3\n",
         "assert abs(f(2) - 4) < 1e-6\n",
-        "assert f(2) - 4 == 0\n",
         "assert 4 - f(2) == 0\n",
         "assert f(2) % 4 == 0\n",
         "assert abs(f_() - 4) < 1e-6\n",
@@ -298,14 +261,12 @@ f_ = Any
     ],
 )
 def test_an_object_that_says_yes_to_everything_is_no_answer(sandbox: Sandbox, tests: str) -> None:
-    verdict = judged(sandbox, ANYTHING, tests)
-    assert not verdict.passed
+    assert not judged(sandbox, ANYTHING, tests).passed
 
 
 @pytest.mark.parametrize(
     "tests",
     [
-        "xs = [3, 1]\nassert f(xs) == sorted(xs)\n",
         "xs = [3, 1]\nfound = f(xs)\nassert found == sorted(xs)\n",
         "def check(candidate):\n    xs = [3, 1]\n    assert candidate(xs) == sorted(xs)\ncheck(f)\n",
         "xs = [3, 1]\nassert sorted(f(xs)) == sorted(xs) and len(xs) == 2\n",
@@ -324,20 +285,16 @@ def test_an_argument_that_is_emptied_does_not_make_an_empty_answer_right(sandbox
     ],
 )
 def test_what_the_program_imported_is_the_tests_own(sandbox: Sandbox, code: str) -> None:
-    verdict = judged(sandbox, code, "import math\nassert math.isclose(f(2), 4.0)\n")
-    assert not verdict.passed
-    patched = "import math\nmath.isclose = lambda *_: True\nfrom math import isclose\ndef f(x): return 0"
-    assert not judged(sandbox, patched, "assert math.isclose(f(2), 4.0)\n").passed
+    for own_import in ("import math\n", ""):
+        assert not judged(sandbox, code, f"{own_import}assert math.isclose(f(2), 4.0)\n").passed
 
 
 @pytest.mark.parametrize(
     "reply",
     [
         "(token, 'built', (0, 1))",
-        "(token, 'built', ())",
         "(token, 'built', ('0',))",
         "(token, 'changed', ([], 1))",
-        "(token, 'changed', (5, 1, {}))",
         "(token, 'changed', (5, [2], {}, 1))",
         "(token, 'changed', (5, [2], 7, []))",
         "(token, 'method', None)",

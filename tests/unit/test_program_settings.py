@@ -1,4 +1,4 @@
-"""How a person chooses, sees and refuses the sandbox: configuration, --unsafe-programs, doctor, and the look before learning begins."""
+"""How a person chooses, sees and refuses the sandbox: configuration, --unsafe-programs, doctor, and the check before learning begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.cli import doctor, main
 from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
-from edge.core.errors import ConfigError, UsageError
+from edge.core.errors import ConfigError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.sandbox import choice
 
@@ -46,19 +46,6 @@ def test_no_sandbox_at_all_needs_a_second_word() -> None:
     assert (chosen.sandbox, chosen.unsafe) == ("none", True)
 
 
-def test_the_flag_is_a_setting_and_says_where_it_came_from() -> None:
-    resolved = Settings(unsafe_programs=True).resolve()
-    assert resolved.config.programs.unsafe is True
-    assert "--unsafe-programs" in str(resolved.origins["programs.unsafe"])
-    assert Settings().config().programs.unsafe is False
-
-
-@pytest.mark.parametrize("command", ["run", "learn", "eval"])
-def test_the_commands_that_judge_programs_have_the_flag(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main([command, "--help"])
-    assert "--unsafe-programs" in capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("no_sandbox")
 def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -67,17 +54,10 @@ def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(
     assert main(["learn", "--tasks", str(tasks), "--out", str(out), "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert "cannot be isolated" in error and "--unsafe-programs" in error and error.count("\n") == 1
-    assert not out.exists()
     assert main(["run", "--tasks", str(tasks), "--state", str(out), "--steps", "1", "--no-serve"]) == 2
     assert not out.exists()
-
-
-@pytest.mark.usefixtures("no_sandbox")
-def test_the_look_before_learning_passes_without_programs_or_with_the_flag(tmp_path: Path) -> None:
     app.check_inputs(config(tasks=["practice:arith"]))
-    app.check_inputs(config(tasks=[str(program_tasks(tmp_path))], unsafe_programs=True))
-    with pytest.raises(UsageError, match="isolated"):
-        app.check_inputs(config(tasks=["practice:code"]))
+    app.check_inputs(config(tasks=[str(tasks)], unsafe_programs=True))
 
 
 def test_the_verifier_of_an_agent_has_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,19 +69,8 @@ def test_the_verifier_of_an_agent_has_the_configured_limits(monkeypatch: pytest.
     assert not verifier.is_correct(item, f"```python\ndef f(x): return len(bytearray({1 << 28})) and 2\n```")
 
 
-def test_the_doctor_tells_what_the_sandbox_holds_back_and_what_not() -> None:
-    try:
-        sandbox = choice.best_sandbox()
-    except UsageError as error:
-        pytest.skip(str(error))
-    finding = doctor.check_sandbox(AgentConfig())
-    assert (finding.state, finding.text.partition(";")[0]) == ("ok", sandbox.name)
-    assert "network" in finding.text and "Not: " in finding.text
-
-
 @pytest.mark.usefixtures("no_sandbox")
 def test_the_doctor_warns_without_a_sandbox_and_with_an_unsafe_one() -> None:
     missing = doctor.check_sandbox(AgentConfig())
     assert (missing.state, "--unsafe-programs" in missing.hint) == ("warn", True)
-    unsafe = doctor.check_sandbox(config(unsafe_programs=True))
-    assert unsafe.state == "warn" and "your rights" in unsafe.text
+    assert doctor.check_sandbox(config(unsafe_programs=True)).state == "warn"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge.verifiers.sandbox.inside import wire
@@ -42,6 +41,8 @@ def exact(value: object) -> object:
 
 
 @given(PLAIN)
+@example("\ud800")
+@example([1 << 5000, -0.0, 1e-320])
 def test_plain_values_come_back_exactly(value: object) -> None:
     assert exact(wire.decode(wire.encode(value))) == exact(value)
 
@@ -55,11 +56,6 @@ def test_any_bytes_are_a_plain_value_or_refused(data: bytes) -> None:
     except wire.BadFrame:
         return
     assert type(value).__module__ == "builtins"
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0, 1e-320, "\ud800", "\0", 1 << 5000, b"\xff"])
-def test_borderline_values_come_back(value: object) -> None:
-    assert exact(wire.decode(wire.encode(value))) == exact(value)
 
 
 def test_an_iterator_arrives_as_an_iterator() -> None:

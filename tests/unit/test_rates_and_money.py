@@ -24,9 +24,7 @@ def test_a_rate_is_understood_as_it_is_written(written: object) -> None:
     assert rate_of(written) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(
-    ("written", "told"), [("30", "write 30 % or 0.3"), (30, "write 30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")]
-)
+@pytest.mark.parametrize(("written", "told"), [("30", "30 % or 0.3"), (30, "30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")])
 def test_what_is_no_rate_is_refused_with_what_may_be_meant(written: object, told: str) -> None:
     with pytest.raises(ValueError, match=r"must lie in") as refused:
         rate_of(written)
@@ -41,30 +39,23 @@ def test_configurations_of_agent_and_coordinator_read_percent(tmp_path: Path) ->
     assert (config.budget.dial, config.phases[0].target_rate) == (0.3, 0.25)
     assert resolve_coordinator_config(coordinator).config.tasks["math"].target_rate == 0.15
     coordinator.write_text("tasks:\n  math:\n    target_rate: 15\n")
-    with pytest.raises(ConfigError, match=r"coordinator.yaml:3: .* write 15 % or 0.15"):
+    with pytest.raises(ConfigError, match=r"coordinator\.yaml:3: .*0\.15"):
         resolve_coordinator_config(coordinator)
 
 
 @pytest.mark.parametrize("written", [("30%",), ("30", "%"), ("0.3",)])
-def test_the_command_line_reads_a_rate_of_one_or_two_words(
+def test_commands_and_requests_read_a_rate_as_it_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], written: tuple[str, ...]
 ) -> None:
-    state = ["--state", str(tmp_path / "state")]
     with StateFolder(tmp_path / "state"):
         pass
-    assert main(["budget", "set", *written, *state]) == 0
-    assert "30 % of questions may ask" in capsys.readouterr().out
-    main(["whatif", *written, *state])
-    assert "unexpected" not in (told := capsys.readouterr().err) and "a rate must" not in told
-    main(["router", "train", str(tmp_path / "exists.onnx"), "--rate", " ".join(written), "--set", "no.such=1", *state])
-    assert "--rate" not in (told := capsys.readouterr().err) and "a rate must" not in told
-
-
-def test_a_bare_number_that_is_no_share_is_answered_with_what_may_be_meant() -> None:
+    assert main(["budget", "set", *written, "--state", str(tmp_path / "state")]) == 0
+    assert "30 %" in capsys.readouterr().out
+    main(["whatif", *written, "--state", str(tmp_path / "state")])
+    assert "a rate must" not in capsys.readouterr().err
     for model in (DialRequest, WhatIfRequest):
-        with pytest.raises(ValidationError) as refused:
+        with pytest.raises(ValidationError, match=r"30 % or 0\.3"):
             model.model_validate({"target_rate": 30})
-        assert "write 30 % or 0.3" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +63,7 @@ def test_a_bare_number_that_is_no_share_is_answered_with_what_may_be_meant() -> 
     [
         (12, "0.000012 USD"),
         (420_000, "0.42 USD"),
-        (12_300_000, "12.30 USD"),
-        (0, "0.00 USD"),
         (4_216, "0.00422 USD"),
-        (5_000_000, "5.00 USD"),
     ],
 )
 def test_an_amount_has_as_many_digits_as_matter(uusd: int, shown: str) -> None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.inference.detokenizer import longest_partial
 from edge.serve.reasoning import AnswerReader
 
 WORDS = st.lists(
@@ -31,18 +30,12 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def test_think_part_goes_to_reasoning_and_answer_part_to_content() -> None:
+    assert read(["plain ", "words"]) == {"reasoning": "", "content": "plain words"}
+    assert read(["<think>Step 1: 2 <"]) == {"reasoning": "Step 1: 2 <", "content": ""}
     assert read(["<think>\nStep 1: 2\n</think>\n<answer>\\boxed{2}</answer>"]) == {
         "reasoning": "Step 1: 2\n",
         "content": "\\boxed{2}",
     }
-
-
-def test_text_without_tags_is_all_content() -> None:
-    assert read(["plain ", "words"]) == {"reasoning": "", "content": "plain words"}
-
-
-def test_an_unfinished_think_part_is_reasoning_only() -> None:
-    assert read(["<think>Step 1: 2 <"]) == {"reasoning": "Step 1: 2 <", "content": ""}
 
 
 def test_a_stop_string_cut_in_two_ends_the_content() -> None:
@@ -60,8 +53,3 @@ def test_tags_never_reach_a_channel(text: str) -> None:
     said = read(list("<think>" + text + "</think>"))
     assert "<think>" not in said["reasoning"]
     assert "</think>" not in said["reasoning"] + said["content"]
-
-
-def test_longest_partial_is_the_longest_proper_beginning_at_the_end() -> None:
-    assert longest_partial("abc</thi", ("</think>", "<think>")) == 5
-    assert longest_partial("abc</think>", ("</think>",)) == 0

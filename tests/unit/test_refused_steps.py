@@ -40,4 +40,4 @@ async def test_a_step_of_which_nothing_was_refused_is_odd_without_a_call(control
     controller.note_refusal("d", "group1", -1)
     controller.note_refusal("d", "other", 0)
     [told] = await reported(controller, 0)
-    assert told.startswith("10 help units reported, but no cloud call was made")
+    assert "10 help units" in told

@@ -17,16 +17,13 @@ from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message, Sampling
 from edge.learning.conditions import ConditionRules, MachineConditions
-from edge.learning.rollback import RollbackMonitor
-from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, WentBack
-from edge.state.feedback import Feedback
 from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
+from tests.unit.judged_answers import answered, rated
 
 RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 class Ageing:
@@ -67,14 +64,15 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
         line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
-    assert event.reason == "of 8 validation questions 8 are wrong that were right, 0 are right that were wrong"
-    assert world.events(Notice)[-1].text.startswith("rolled back to adapter 2 (of 8 validation questions 8 are wrong")
+    assert event.reason in world.events(Notice)[-1].text and "adapter 2" in world.events(Notice)[-1].text
     assert line.serving == 2 and world.rollouts.adapter_version == 5
 
 
-@pytest.mark.parametrize(("lost", "goes"), [(4, False), (5, True)])
-async def test_five_lost_and_none_gained_is_the_least_evidence(tmp_path: Path, lost: int, goes: bool) -> None:
-    world, script = guarded(tmp_path)
+@pytest.mark.parametrize(("every", "lost", "goes"), [(4, 4, False), (4, 5, True), (None, 8, False)])
+async def test_five_lost_and_none_gained_is_the_least_evidence_where_an_exam_is_wanted(
+    tmp_path: Path, every: int | None, lost: int, goes: bool
+) -> None:
+    world, script = guarded(tmp_path, recheck_every=every)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         script.wrong = {4: lost}
@@ -107,49 +105,15 @@ async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Pa
         assert agent.components.state.lineage().serving not in left
 
 
-async def test_nothing_is_done_where_all_versions_are_alike_or_no_exam_is_wanted(tmp_path: Path) -> None:
-    for every, wrong in ((2, 0), (None, 8)):
-        world, script = guarded(tmp_path / str(every), recheck_every=every)
-        async with world.agent() as agent:
-            await agent.learn(max_steps=4)
-            script.wrong = {4: wrong}
-            await agent.learn(max_steps=4)
-            assert went_back(agent) == []
-
-
-async def test_an_exam_is_made_once_for_so_many_steps_also_over_restarts(tmp_path: Path) -> None:
-    world, _ = guarded(tmp_path, recheck_every=4)
-    world.gate = replace(RULES, every=100)
-    asked: list[int] = []
-    calm = world.script
-
-    def counted(messages: Any, sampling: Any, seed: int) -> str:
-        if not sampling.temperature:
-            asked.append(world.rollouts.adapter_version)
-        return str(calm(messages, sampling, seed))
-
-    world.script = counted
-    for _ in range(6):
-        async with world.agent() as agent:
-            await agent.learn(max_steps=1)
-    assert asked == [], "the bare model serves: there is nothing to go back to"
-
-
 async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> None:
     world, _ = guarded(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         adapter = tmp_path / "checkpoints" / "step-000004" / "adapter"
         adapter.rename(adapter.with_name("moved"))
-        guard = await made_guard(agent)
-        found = await guard.worse_than_before()
+        guard = await agent.learning.session.monitor()
+        found = await guard.worse_than_before() if guard else None
         assert found is not None and (found.version, found.better, found.cause) == (4, 2, "damage")
-
-
-async def made_guard(agent: Agent) -> RollbackMonitor:
-    guard = await agent.learning.session.monitor()
-    assert guard is not None
-    return guard
 
 
 async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> None:
@@ -165,10 +129,9 @@ async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> No
 
 def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local", prompt: str = "What is {}?") -> None:
     for number in range(good + bad):
-        asked = prompt.format(number)
-        record = replace(RECORD, id=f"{source}{version}-{number}", adapter_version=version, source=source, prompt=asked)  # type: ignore[arg-type]
-        agent.components.state.put_request(record.id, 1.0, record.to_json())
-        agent.records.rate(Feedback(record.id, "good" if number < good else "bad"))
+        id = f"{source}{version}-{number}"
+        answered(agent.components.state, id, prompt.format(number), "", adapter_version=version, source=source)
+        rated(agent.components.state, id, "good" if number < good else "bad")
 
 
 async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_path: Path) -> None:
@@ -179,22 +142,25 @@ async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_p
         judged(agent, 4, good=4, bad=6)
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "feedback")]
-    [event] = world.events(WentBack)
-    assert event.reason == "6 of 10 verdicts are bad, 2 of 20 with the one before"
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "source"),
-    [((7, 0), (0, 7), "local"), ((10, 2), (9, 3), "local"), ((18, 2), (4, 6), "cloud")],
+    ("before", "now", "of"),
+    [
+        ((7, 0), (0, 7), {}),
+        ((10, 2), (9, 3), {}),
+        ((18, 2), (4, 6), {"source": "cloud"}),
+        ((18, 2), (0, 500), {"prompt": "Who wrote this?"}),
+    ],
 )
-async def test_few_verdicts_chance_and_the_clouds_answers_are_no_evidence(
-    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], source: str
+async def test_few_verdicts_chance_the_clouds_answers_and_one_question_over_and_over_are_no_evidence(
+    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], of: dict[str, str]
 ) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         judged(agent, 2, *before)
-        judged(agent, 4, *now, source=source)
+        judged(agent, 4, *now, **of)
         await agent.learn(max_steps=1)
         assert went_back(agent) == []
 
@@ -225,16 +191,6 @@ async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when
         assert (went_back(agent), agent.status().adapter_version) == ([(4, 2, "feedback")], 2)
 
 
-async def test_one_question_that_is_disliked_five_hundred_times_is_one_piece_of_evidence(tmp_path: Path) -> None:
-    world, _ = guarded(tmp_path, recheck_every=None)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        judged(agent, 2, good=18, bad=2)
-        judged(agent, 4, good=0, bad=500, prompt="Who wrote this?")
-        await agent.learn(max_steps=1)
-        assert went_back(agent) == []
-
-
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40))
 def test_law_losing_more_is_never_less_evidence_and_gaining_more_never_more(lost: int, gained: int) -> None:
     assert lost_more(lost, gained) <= lost_more(lost + 1, gained)
@@ -257,8 +213,3 @@ def test_law_the_verdicts_test_is_fishers(bad: int, good: int, bad_before: int, 
     assert told == (ways / comb(total + before, bad + bad_before) <= 0.05)
     if told:
         assert bad / total > bad_before / before
-
-
-def test_counts_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="no counts"):
-        liked_less(9, 8, 0, 8)

@@ -80,21 +80,12 @@ def test_area_under_curve_is_the_chance_of_a_pair_in_order() -> None:
     values, failed = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
     assert area_under_curve(values, failed) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
     assert area_under_curve(values, np.zeros(4, dtype=bool)) is None
-
-
-def test_too_few_examples_are_refused() -> None:
     with pytest.raises(UsageError, match="too few"):
         calibrate(np.zeros((3, 2)), np.array([True, False, True]), 0.5)
 
 
 def config(**routing: Any) -> AgentConfig:
     return AgentConfig.model_validate({"routing": routing})
-
-
-def test_the_model_decides_by_itself_unless_a_router_is_chosen() -> None:
-    assert isinstance(app.build_policy(AgentConfig()), SelfOffload)
-    assert isinstance(app.build_policy(config(router="left.onnx")), SelfOffload)
-    assert app.policy_name(AgentConfig()) == "self"
 
 
 def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,10 @@ from edge.core.errors import NotFinite
 from edge.core.rng import stream
 from edge.inference.sampling import (
     RowSampler,
-    block_width,
-    first_above,
     keep_likeliest,
     likeliest,
     log_odds_of,
     log_probabilities,
-    log_sum_exp,
 )
 
 SIZES = st.integers(2, 700)
@@ -69,15 +66,6 @@ def test_a_row_gives_the_same_bits_in_any_company(vocab: int, rows: int, seed: i
         assert (alone_id[0], alone_logprob[0]) == (ids[row], logprobs[row])
 
 
-def test_frequencies_follow_the_softmax() -> None:
-    logits = np.tile(np.array([[2.0, 1.0, 0.0, -1.0, -np.inf]], dtype=np.float32), (20_000, 1))
-    random = stream(5, "frequencies")
-    ids, _ = draw(logits, [1.0] * len(logits), [random.random() for _ in logits])
-    shares = np.bincount(ids, minlength=5) / len(ids)
-    np.testing.assert_allclose(shares, np.exp(exact_logprobs(logits[:1])[0]), atol=0.01)
-    assert shares[4] == 0.0
-
-
 def test_temperature_sharpens_the_draw_but_not_the_recorded_log_probability() -> None:
     logits = np.tile(np.array([[1.0, 0.0]], dtype=np.float32), (8_000, 1))
     random = stream(6, "temperature")
@@ -119,17 +107,6 @@ def test_scratch_memory_does_not_carry_over_between_calls() -> None:
     assert logprobs.tolist() == alone_logprobs.tolist()
 
 
-def test_first_above_never_takes_an_entry_of_zero_mass() -> None:
-    edges = np.array([[0.0, 0.5, 0.5, 1.0, 1.0]])
-    assert first_above(edges, np.array([0.0]))[0] == 1
-    assert first_above(edges, np.array([0.5]))[0] == 3
-    assert first_above(edges, np.array([1.5]))[0] == 3
-
-
-def test_block_width_is_a_power_of_two_near_the_square_root() -> None:
-    assert [block_width(n) for n in (2, 256, 257, 152_000)] == [16, 16, 32, 512]
-
-
 @given(st.floats(-20, 20), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_a_bias_shifts_the_log_odds_of_a_token_set_by_exactly_that_much(bias: float, seed: int) -> None:
@@ -145,10 +122,6 @@ def test_log_odds_are_clipped_where_a_side_has_no_mass() -> None:
     assert log_odds_of(row, np.array([1])) == -60.0
     assert log_odds_of(row, np.array([0])) == 60.0
     assert log_odds_of(row, np.array([], dtype=np.intp)) == -60.0
-
-
-def test_log_sum_exp_is_stable_far_from_zero() -> None:
-    assert log_sum_exp(np.array([1000.0, 1000.0], dtype=np.float32)) == pytest.approx(1000.0 + np.log(2.0))
 
 
 @given(SIZES, st.integers(0, 999), st.floats(0.01, 0.999), st.floats(0.0, 8.0))
@@ -192,9 +165,3 @@ def test_alternatives_are_the_likeliest_with_the_distance_to_the_chosen_one(voca
     exact = exact_logprobs(row)
     np.testing.assert_allclose(exact[chosen] + above, exact[ids], atol=1e-5)
     assert float(log_probabilities(row[None], np.array([chosen]))[0]) == pytest.approx(exact[chosen], abs=1e-6)
-
-
-def test_what_cannot_be_said_is_no_alternative() -> None:
-    row = np.array([1.0, -np.inf, 0.0, -np.inf], dtype=np.float32)
-    ids, above = likeliest(row, 4, 2)
-    assert (ids.tolist(), above.tolist()) == ([0, 2], [1.0, 0.0])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from edge.cli import main as agent_main
 from edge.cli.run import names_of, token_of
 from edge.config.schema import ServeConfig
-from edge.core.errors import ConfigError, EdgeError, UsageError
+from edge.core.errors import ConfigError, UsageError
 from edge.serve.token_file import make_token, read_token
 
 
@@ -32,29 +32,19 @@ def test_a_file_that_is_no_token_of_this_users_is_refused(tmp_path: Path, text: 
         read_token(path)
     assert caught.value.hint
     assert "a" * 32 not in str(caught.value)
-
-
-def test_a_token_that_is_missing_or_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no token") as caught:
+    with pytest.raises(ConfigError) as caught:
         read_token(tmp_path / "none")
     assert "serve-token" in caught.value.hint
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EdgeError, match="cannot write"):
-        make_token(tmp_path / "file" / "token")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.4", "::", "example.org"])
-def test_other_machines_need_a_token(tmp_path: Path, host: str) -> None:
+def test_other_machines_need_a_token_and_this_one_may_ask_for_one(tmp_path: Path, host: str) -> None:
+    assert token_of(ServeConfig()) == ""
     with pytest.raises(UsageError, match="must show a token"):
         token_of(ServeConfig(host=host))
     token = make_token(tmp_path / "token")
-    assert token_of(ServeConfig(host=host, token_file=str(tmp_path / "token"))) == token
-
-
-def test_this_machine_needs_none_and_may_ask_for_one(tmp_path: Path) -> None:
-    assert token_of(ServeConfig()) == ""
-    token = make_token(tmp_path / "token")
-    assert token_of(ServeConfig(token_file=str(tmp_path / "token"))) == token
+    for one in (host, "127.0.0.1"):
+        assert token_of(ServeConfig(host=one, token_file=str(tmp_path / "token"))) == token
 
 
 def test_an_address_that_stands_for_all_needs_names_and_others_are_their_own() -> None:
@@ -68,16 +58,13 @@ def test_an_address_that_stands_for_all_needs_names_and_others_are_their_own() -
 @pytest.mark.parametrize(
     "origin", ["*", "null", "notes.example", "https://notes.example/", "https://*.example", "file:///x", "https://a b"]
 )
-def test_only_whole_origins_can_be_named(origin: str) -> None:
+def test_only_whole_origins_and_host_names_can_be_named(origin: str) -> None:
     with pytest.raises(ValidationError, match="no origin"):
         ServeConfig(allow_origins=(origin,))
     ServeConfig(allow_origins=("https://notes.example", "http://localhost:3000", "http://[::1]:80"))
-
-
-@pytest.mark.parametrize("name", ["http://me", "me/x", "", "a b", "me,you"])
-def test_only_host_names_can_be_named(name: str) -> None:
-    with pytest.raises(ValidationError, match="no host name"):
-        ServeConfig(names=(name,))
+    for name in ("http://me", "", "me,you"):
+        with pytest.raises(ValidationError, match="no host name"):
+            ServeConfig(names=(name,))
 
 
 def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

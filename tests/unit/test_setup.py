@@ -1,4 +1,4 @@
-"""The set-up: what is installed beside llama.cpp's build, how far it is, and what becomes of a part that fails."""
+"""The set-up: what is installed beside llama.cpp's build, and what becomes of a part that fails."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
-from tools.setup import _run_side_by_side, packages_of, progress
+from tools.setup import _run_side_by_side, packages_of
 
 
 def test_the_packages_beside_the_build_are_those_of_every_extra_inside_but_for_llama_cpp() -> None:
@@ -27,18 +25,6 @@ def test_the_packages_beside_the_build_are_those_of_every_extra_inside_but_for_l
     assert {"torch>=2.6", "grpcio>=1.76", "fastapi>=0.120"} <= set(packages_of(own, "train")) <= set(packages_of(own, "dev"))
 
 
-@pytest.mark.parametrize(
-    ("output", "shown"),
-    [
-        ("  [1/83] Building C object\n  [12/83] Linking\n", "x: 12 of 83 files"),
-        ("Collecting torch\n  Downloading torch-2.13.0.whl (190 MB)\n", "x: Downloading torch-2.13.0.whl"),
-        ("", "x: starting"),
-    ],
-)
-def test_how_far_a_job_is(output: str, shown: str) -> None:
-    assert progress("x", output) == shown
-
-
 def test_a_job_that_fails_stops_the_others_and_shows_the_end_of_its_output(tmp_path: Path, capsys) -> None:
     def python(code: str) -> list[str]:
         return [sys.executable, "-c", code]
@@ -46,4 +32,4 @@ def test_a_job_that_fails_stops_the_others_and_shows_the_end_of_its_output(tmp_p
     assert asyncio.run(_run_side_by_side({"one": python("pass"), "two": python("pass")}, tmp_path, {}))
     jobs = {"slow": python("import time; time.sleep(600)"), "bad": python("print('no such package'); raise SystemExit(3)")}
     assert not asyncio.run(_run_side_by_side(jobs, tmp_path, {}))
-    assert capsys.readouterr().err == "no such package\nbad could not be installed\n"
+    assert "no such package" in capsys.readouterr().err

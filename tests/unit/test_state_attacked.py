@@ -18,7 +18,6 @@ from edge.cli.run import learn_while_serving
 from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
 from edge.learning.activity import read_activity
-from edge.learning.checkpoints import Checkpoints
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
@@ -49,10 +48,9 @@ def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
-    with pytest.raises(StateError, match="format 99"), reading(tmp_path):
-        pass
-    with pytest.raises(StateError, match="format 99"), reading_sent(tmp_path):
-        pass
+    for look in (reading, reading_sent):
+        with pytest.raises(StateError, match="format 99"), look(tmp_path):
+            pass
     with pytest.raises(StateError, match="format 99"):
         read_activity(tmp_path, 0.0, 1.0)
     with pytest.raises(StateError, match="format 99") as caught:
@@ -66,7 +64,7 @@ def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: p
 
     assert ending(command) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the state folder's database cannot be used (database disk image is malformed); make room")
+    assert "database disk image is malformed" in line
 
 
 def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +74,6 @@ def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, mo
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(StateError, match="Operation not permitted"):
         StateFolder(tmp_path)
-
-
-def test_a_checkpoint_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("no folder")
-    with pytest.raises(StateError, match="cannot be written: File exists"):
-        Checkpoints(tmp_path / "checkpoints")
 
 
 class FullDisk(ScriptedLearner):
@@ -115,7 +107,7 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
         await learning
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
     [line] = said
-    assert "the checkpoint cannot be written (3072 requested and 824 written); make room on the disk; answers do" in line
+    assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
@@ -140,7 +132,8 @@ async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answer
         stop.set()
         agent.request_stop()
         await learning
-    assert said == ["learning cannot go on: no such adapter file; answers do, and learning is tried again every 0.001 s"]
+    [line] = said
+    assert "no such adapter file" in line
 
 
 def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:

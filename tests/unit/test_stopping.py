@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.types import Sampling, ScoredToken
-from edge.inference.detokenizer import Detokenizer, answer_start
+from edge.inference.detokenizer import Detokenizer
 
 TEXTS = st.text("ab<c", max_size=30)
 
@@ -82,13 +82,9 @@ def test_what_only_begins_like_a_request_for_help_is_an_answer() -> None:
 def test_a_continued_turn_goes_on_where_the_answer_was() -> None:
     heard, _ = said(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
     assert heard == "It is 5"
+    assert said(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello", "without tags all is answer"
     heard, _ = said(["b.\n", "</think>", "It is. No"], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n")
     assert heard == "b.\n</think>It is"
-
-
-def test_plain_talk_is_all_answer() -> None:
-    assert answer_start("Hello. There") == (0, False)
-    assert said(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello"
 
 
 def test_tokens_go_out_with_the_text_they_end_in_and_the_cut_ones_do_not() -> None:
