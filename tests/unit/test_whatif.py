@@ -191,7 +191,12 @@ async def test_the_ledgers_entry_is_the_coordinators_where_it_can_be_asked_and_e
         raise error
 
     ledger = (await explained(RECORD, get_call))["ledger"]
-    assert (ledger["reported_by"], ledger["state"], ledger["charged_uusd"], ledger["call_key"]) == (reported_by, state, 70, "run-one")
+    assert (ledger["reported_by"], ledger["state"], ledger["charged_uusd"], ledger["call_key"]) == (
+        reported_by,
+        state,
+        70,
+        "run-one",
+    )
     assert str(error) in ledger["note"]
 
 
