@@ -175,9 +175,3 @@ async def test_where_devices_show_tokens_administrators_still_show_certificates(
             with pytest.raises(Unauthenticated, match="takes only tokens of devices, and no certificates") as refused:
                 await lamp.register("1", ["math"])
         assert "coordinator.token_file" in refused.value.hint
-
-
-async def test_an_administrator_without_a_token_is_told_so_where_only_tokens_are_taken(fleet, run) -> None:
-    async with administered(fleet, client_cert=False) as (_, admins):
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told

@@ -14,7 +14,7 @@ from edge.app import build_agent
 from edge.cli import main
 from edge.cloud.embedded import EmbeddedCoordinator
 from edge.config.schema import AgentConfig
-from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
+from edge.core.errors import BudgetExhausted, CoordinatorError
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.serve.running_agent import RunningAgent
@@ -97,12 +97,3 @@ def test_where_another_coordinator_rules_its_operator_is_named(tmp_path: Path, c
     options = ["--state", str(tmp_path / "state"), "--coordinator", "127.0.0.1:9"]
     assert main(["budget", "limit", "--spend", "5", *options]) == 2
     assert "127.0.0.1:9" in (told := capsys.readouterr().err) and "edge-coordinator budget set" in told
-
-
-async def test_a_running_agent_of_another_coordinator_refuses_alike(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "state").model_copy(update={"mode": "local-only"})
-    coordinator = config.coordinator.model_copy(update={"address": "127.0.0.1:9", "allow_insecure": True})
-    async with build_agent(config.model_copy(update={"coordinator": coordinator}), MemorySink()) as agent:
-        with pytest.raises(UsageError, match=r"127\.0\.0\.1:9"):
-            await RunningAgent(agent).set_limits({"calls_limit": 5})
-        assert (await RunningAgent(agent).budget())["limits"] is None

@@ -85,14 +85,6 @@ def test_a_folder_that_is_not_there_is_told_in_one_line_and_is_not_made(
     assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_in_which_nothing_happened_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    StateFolder(tmp_path / "new").close()
-    assert main(["status", "--state", str(tmp_path / "new")]) == 0
-    shown = screen(capsys.readouterr().out)
-    assert (shown["learning"], "not known yet" in shown["budget"]) == ("nothing yet", True)
-    assert shown["adapter"] == "none is active: the bare model answers"
-
-
 async def test_another_agent_at_the_address_is_not_taken_for_the_one_of_the_folder(world: World, tmp_path: Path) -> None:
     """The folder's agent runs in a container, say, and another one has the same port here."""
     async with world.agent() as agent:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from cryptography import x509
 
-from coordinator.app import build_upstreams
-from coordinator.calls.upstreams import UpstreamTable
 from coordinator.cli import main
-from coordinator.config import BudgetsConfig, resolve_coordinator_config
+from coordinator.config import BudgetsConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
 from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError, Unpriced
-from tests.service.in_process import call
+from edge.core.errors import StateError
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
 
@@ -90,36 +84,6 @@ def test_the_check_refuses_what_serve_would_with_the_line_of_the_value(capsys, t
     assert (code, out) == (1, "") and err.count("\n") == 1 and f"{file}{told}" in err
 
 
-def test_the_check_notes_variables_that_are_not_set(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    monkeypatch.delenv("NO_SUCH_DSN", raising=False)
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "upstreams: {a: {provider: anthropic, model: m, api_key: 'env:NO_SUCH_KEY'}}\n"
-        "storage: {backend: postgres, dsn_env: NO_SUCH_DSN}\n"
-    )
-    code, out, _ = outcome(capsys, "config", "check", "--config", file)
-    assert code == 0 and "note: upstreams.a: the environment variable NO_SUCH_KEY is not set here" in out
-    assert "note: storage.dsn_env: the environment variable NO_SUCH_DSN is not set here" in out
-
-
-def test_a_port_that_is_taken_is_one_line_without_grpcs_own(tmp_path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "coordinator", "serve", "--listen", address, "--state", str(tmp_path / "state")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: cannot listen on {address}: Address already in use") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [(), ("budget",), ("ledger",), ("config",)])
-def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> None:
-    code, out, err = outcome(capsys, *arguments)
-    assert code == 2 and "Usage:" in out + err
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -183,40 +147,6 @@ def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("price", "why"),
-    [
-        ("", "none is configured, and none is published for its model at its host"),
-        ("from_day: 2990-01-01, ", "its first price holds from 2990-01-01 on"),
-        ("until_day: 2001-01-01, ", "its price ended on 2001-01-01"),
-    ],
-)
-def test_a_price_that_is_missing_or_to_come_or_over_is_named_by_the_check_and_refuses_calls(capsys, tmp_path, price, why) -> None:
-    prices = f"    prices: [{{{price}in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}}]\n" if price else ""
-    server = "provider: openai_compatible\n    base_url: http://127.0.0.1:1/v1\n    model: m\n"
-    file = tmp_path / "c.yaml"
-    file.write_text(f"upstreams:\n  big:\n    {server}{prices}")
-    code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, err) == (0, "") and f"note: upstream big has no price, so its calls will be refused (UNPRICED): {why}\n" in out
-    told = json.loads(outcome(capsys, "config", "check", "--config", file, "--json")[1])
-    assert told["unpriced_because"] == {"big": why}
-    table = UpstreamTable(build_upstreams(resolve_coordinator_config(file).config))
-    with pytest.raises(Unpriced, match=f"model 'big' has no price: {why}"):
-        table.choose(call(model_alias="big"), "question", SystemClock().now())
-
-
-def test_without_a_configuration_there_is_a_priced_bundled_model_and_any_task() -> None:
-    config = resolve_coordinator_config().config
-    assert config.effective_upstreams["default"].constant_price == (100_000, 400_000)
-    assert config.effective_tasks["*"].target_rate_from_device
-
-
-def test_named_upstreams_replace_the_bundled_one(tmp_path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("upstreams:\n  big:\n    provider: recorded\n    path: x.jsonl\n")
-    assert list(resolve_coordinator_config(file).config.effective_upstreams) == ["big"]
-
-
-@pytest.mark.parametrize(
     "arguments", [("budget", "show"), ("ledger", "verify"), ("ledger", "export"), ("ledger", "backup", "/no/f")]
 )
 def test_a_missing_ledger_is_said_in_one_line(capsys, tmp_path, arguments) -> None:
@@ -253,18 +183,6 @@ def test_a_backup_is_a_new_private_file_or_nothing(capsys, state, tmp_path) -> N
     assert code != 0 and "pg_dump" in err
 
 
-def test_a_ledger_verifies_and_says_what_was_checked(capsys, state) -> None:
-    code, out, err = outcome(capsys, "ledger", "verify", "--state", state)
-    assert code == 0 and out.startswith("verified: ") and err == ""
-    code, out, _ = outcome(capsys, "ledger", "verify", "--state", state, "--json")
-    assert json.loads(out)["ok"] is True
-
-
-def test_an_export_is_one_json_object_a_line(capsys, state) -> None:
-    code, out, _ = outcome(capsys, "ledger", "export", "--state", state)
-    assert code == 0 and [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, out.count("\n") + 1))
-
-
 def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, tmp_path) -> None:
     _, whole, _ = outcome(capsys, "ledger", "export", "--state", state)
     first, rest = tmp_path / "first.jsonl.gz", tmp_path / "rest.jsonl.gz"
@@ -284,24 +202,6 @@ def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(ca
         code, _, err = outcome(capsys, "ledger", "export", "--state", state, "--output", target)
         assert code == 1 and err.count("\n") == 1
     assert there.read_text() == "mine" and not list(tmp_path.rglob("*.part"))
-
-
-def test_a_secret_that_is_not_in_the_environment_is_said_in_one_line(capsys, tmp_path) -> None:
-    storage = ("--set", "storage.backend=postgres", "--set", "storage.dsn_env=EDGE_TEST_NO_SUCH_DSN")
-    code, _, err = outcome(capsys, "ledger", "verify", "--state", tmp_path, *storage)
-    assert code == 1 and "EDGE_TEST_NO_SUCH_DSN is not set" in err and err.count("\n") == 1
-
-
-def test_a_ledger_in_memory_is_not_read_from_outside(capsys, tmp_path) -> None:
-    code, _, err = outcome(capsys, "ledger", "verify", "--state", tmp_path, "--set", "storage.backend=memory")
-    assert code == 1 and "in memory" in err and err.count("\n") == 1
-
-
-def test_the_budget_of_a_task_is_shown(capsys, state) -> None:
-    code, out, _ = outcome(capsys, "budget", "show", "--state", state)
-    assert code == 0 and "d math: λ 0.5000, τ 0.5, next step 0" in out
-    code, out, _ = outcome(capsys, "budget", "show", "--state", state, "--json")
-    assert json.loads(out)["tasks"][0]["dual"] == 0.5
 
 
 def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
@@ -414,18 +314,6 @@ def test_a_limits_file_of_an_earlier_version_is_taken_into_the_ledger_once(capsy
     assert not (tmp_path / "limits.json").exists() and (tmp_path / "limits.json.taken").exists()
     _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, "--json")
     assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
-
-
-def test_budgets_have_a_key_for_each_window_and_owner() -> None:
-    limits = {"device": {"window": "month", "calls_limit": 2}, "device_task": {"window": "hour"}}
-    terms = BudgetBook(BudgetsConfig.model_validate(limits)).terms("d", "math", 1_700_000_000.0)
-    assert [each.key for each in terms] == [
-        "device_task[device:d/task:math]@2023-11-14T22",
-        "device[device:d]@2023-11",
-        "fleet_task[task:math]",
-        "fleet",
-    ]
-    assert terms[1].limits.calls == 2
 
 
 def test_windows_are_calendar_ones_in_utc() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 
 import pytest
 from aiohttp import web
@@ -11,7 +10,7 @@ from aiohttp import web
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.providers.provider import ProviderError
-from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Gauges, Meters, exposition
+from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.client import StepUnits
@@ -170,16 +169,6 @@ def test_devices_and_tasks_beyond_the_limit_get_no_series_of_their_own() -> None
     assert len(labels) == MAX_TASKS + 1 and OTHER in labels
 
 
-def test_a_device_that_opens_tasks_without_end_gets_a_bounded_number_of_series() -> None:
-    meters = Meters()
-    for number in range(3 * MAX_TASKS):
-        meters.task_now("lamp", f"t{number}", 0.5, 0.3)
-    assert meters.named_pairs() == [("lamp", f"t{number}") for number in range(MAX_TASKS)]
-    text = exposition(meters, Gauges(), {"version": "1"}).decode()
-    assert text.count("edge_coordinator_device_dual{") == MAX_TASKS
-    assert text.count("edge_coordinator_target_rate{") == MAX_TASKS + 1
-
-
 def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_series() -> None:
     meters = Meters()
     for alias in ("a", "b"):
@@ -247,17 +236,6 @@ async def test_half_requests_and_silent_connections_are_closed_and_others_served
                 writer.close()
     finally:
         await port.aclose()
-
-
-async def test_a_port_that_is_taken_is_one_line(tmp_path) -> None:
-    (tmp_path / "other").mkdir()
-    async with running_coordinator(tmp_path, ProgrammedProvider(), **SIDES) as it:
-        address = it.serving.metrics_url.split("/")[2]
-        for settings in (["metrics_listen"], ["console_listen"], ["metrics_listen", "console_listen"]):
-            told = f"{' and '.join(settings)}: cannot listen on {address}: address already in use"
-            with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
-                async with running_coordinator(tmp_path / "other", ProgrammedProvider(), **dict.fromkeys(settings, address)):
-                    pass
 
 
 async def test_an_upstream_that_keeps_failing_is_shown_as_left_alone(tmp_path) -> None:

@@ -19,7 +19,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import CALL, TOKEN, Served, client_of, says
+from tests.service.test_openai_client import CALL, Served, client_of, says
 from tests.unit.agent_world import World
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"
@@ -224,9 +224,3 @@ async def test_a_failure_in_the_middle_is_an_event_and_nothing_is_stored() -> No
         )
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(failed.response.id)
-
-
-def test_responses_want_the_token_too(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says), TOKEN)
-    with in_a_thread(served.open) as url, client_of(url, "another") as client, pytest.raises(openai.AuthenticationError):
-        respond(client)

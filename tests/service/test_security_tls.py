@@ -32,15 +32,6 @@ async def test_a_device_is_who_its_certificate_says_and_not_who_its_metadata_say
     assert fleet.provider.requests[0].idempotency_key.startswith("lamp|")
 
 
-async def test_two_devices_never_see_each_others_calls(fleet) -> None:
-    async with fleet.running() as (_, address):
-        async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
-            await lamp.complete(call("shared-key", "lamp's question"), 10.0)
-        async with device(address, fleet.tls(fleet.client_certificate("oven"))) as oven:
-            assert (await oven.get_budget("math")).calls == 0
-            assert (await oven.complete(call("shared-key", "oven's question"), 10.0)).text == "OVEN'S QUESTION"
-
-
 async def test_the_unix_socket_goes_on_without_credentials(fleet) -> None:
     async with fleet.running(), device(f"unix:{fleet.folder}/c.sock") as local:
         assert (await local.register("1", ["math"])).device_id == "pretender"
@@ -80,16 +71,6 @@ async def test_a_server_that_is_called_otherwise_is_not_believed(fleet) -> None:
         async with device(address, named) as told:
             assert (await told.register("1", [])).device_id == "lamp"
     assert "is for another name" in str(error) and "server_name" in error.hint
-
-
-async def test_a_server_without_tls_is_recognised(fleet, tmp_path) -> None:
-    async with fleet.running(tls=None) as (_, address), device(address, fleet.tls()) as careful:
-        assert "speaks no TLS" in str(await refused(careful))
-
-
-async def test_a_server_certificate_does_not_make_a_device(fleet) -> None:
-    async with fleet.running() as (_, address), device(address, fleet.tls(fleet.server)) as impostor:
-        assert isinstance(await refused(impostor), CoordinatorUnavailable)
 
 
 async def test_a_revoked_device_is_refused_on_its_open_connection_and_a_new_certificate_lets_it_in(fleet) -> None:
@@ -223,11 +204,3 @@ def test_a_client_authority_that_is_none_is_named_by_the_check(fleet, tmp_path, 
     assert main(["config", "check", "--config", str(config)]) == 1
     error = capsys.readouterr().err
     assert f"{authority} (tls.client_ca) {told}" in error and error.count("\n") == 1
-
-
-def test_the_check_notes_that_devices_certificates_do_not_count(fleet, tmp_path, capsys) -> None:
-    config = tmp_path / "c.yaml"
-    config.write_text(json.dumps({"tls": {**fleet.tls_settings(), "require_client_cert": False}}))
-    assert main(["config", "check", "--config", str(config)]) == 0
-    out = capsys.readouterr().out
-    assert "note: tls.require_client_cert is false: devices show tokens" in out and "administrators show certificates" in out

@@ -7,12 +7,9 @@ import json
 
 import pytest
 
-from edge.app import build_client
 from edge.cli.doctor import check_coordinator
-from edge.cloud.client import WatchedClient
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag
-from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.credentials import ClientCredentials, ClientTls
 from edge.rpc.health import is_serving
@@ -39,17 +36,6 @@ async def test_a_device_in_the_clear_is_told_that_the_coordinator_wants_tls(flee
     async with fleet.running(client_cert=client_cert) as (_, address), device(address) as plain:
         error = await told(plain)
     assert "wants TLS" in str(error) and "set coordinator.tls.ca" in error.hint and "token_file" in error.hint
-
-
-async def test_something_in_the_clear_that_is_no_coordinator_is_not_taken_for_tls() -> None:
-    async def hang_up(reader, writer) -> None:
-        writer.close()
-
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        async with device(f"127.0.0.1:{port}", connect_timeout_s=0.5) as plain:
-            assert "no coordinator answers" in str(await told(plain))
 
 
 async def test_a_server_certificate_that_has_expired_is_told_as_such(fleet, monkeypatch) -> None:
@@ -80,21 +66,6 @@ async def test_the_doctor_says_why_a_coordinator_behind_tls_does_not_answer(flee
         told_by_doctor = await asyncio.to_thread(check_coordinator, config)
     assert finding in told_by_doctor.text
     assert (told_by_doctor.state, bool(told_by_doctor.hint)) == (("ok", False) if shown == "certificate" else ("fail", True))
-
-
-async def test_an_agent_that_goes_on_offline_says_what_to_do_about_it(fleet) -> None:
-    events = []
-    async with fleet.running() as (_, address):
-        config = resolve_agent_config(flags=[Flag("coordinator.address", address, "--coordinator")]).config
-        client = WatchedClient(build_client(config, address, "run-1"), _Sink(events), SystemClock())
-        await told(client)
-        await client.aclose()
-    assert "wants TLS" in client.offline_reason and "coordinator.tls.ca" in events[0].reason
-
-
-class _Sink:
-    def __init__(self, events: list) -> None:
-        self.emit = events.append
 
 
 def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
@@ -130,9 +101,3 @@ async def test_failed_handshakes_are_counted_beside_the_connections_that_are_ser
             seen = await scraped(url)
     assert value(seen, "tls_connections_total", outcome="served") == 2
     assert value(seen, "tls_connections_total", outcome="failed") >= 2 * 3  # gRPC's own try, and that of who asks why
-
-
-async def test_a_coordinator_without_tls_has_no_handshakes_to_count(fleet) -> None:
-    async with fleet.running(tls=None, metrics_listen="127.0.0.1:0") as (coordinator, address), device(address) as plain:
-        await plain.register("1", ["math"])
-        assert not [name for name, _ in await scraped(coordinator.serving.metrics_url) if "tls" in name]
