@@ -42,9 +42,6 @@ async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Pa
         with pytest.raises(BudgetExhausted) as refused:
             await agent.answerer.answer(question(2))
         assert "0.00002 USD" in str(refused.value)
-        report = await control.report(0.0)
-        assert report["target"] == (await control.budget())["target"], "one target everywhere"
-        assert report["cloud_name"] == budgets["cloud_name"] == "practice cloud, nothing is charged"
     async with build_agent(config, MemorySink()) as agent:
         with pytest.raises(CoordinatorError):
             await agent.answerer.answer(question(3))
@@ -73,8 +70,7 @@ async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no
 def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "state")]
     assert main(["budget", "limit", "--spend", "5", "--calls", "100", "--per", "month", *place]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("limit: 5.00 USD and 100 calls a month") and "is new" in said.err
+    assert capsys.readouterr().out.startswith("limit: 5.00 USD and 100 calls a month")
     assert main(["budget", "limit", "--calls", "off", "--json", *place]) == 0
     limits = json.loads(capsys.readouterr().out)["limits"]
     assert (limits["spend_limit_uusd"], limits["calls_limit"], limits["period"]) == (5_000_000, None, "month")
