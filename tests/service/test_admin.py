@@ -86,10 +86,12 @@ async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store,
         budgets, of_budgets = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(), "budgets", 100)
         tasks, of_tasks = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "tasks", 100)
         prices, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "shared_prices", 100)
+        with_steps, _ = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(include_steps=True), "budgets", 100)
     assert [row.device for row in devices] == ["a", "b", "c", "d", "e", "f", "g", "old"]
     assert [row.device for row in calls] == [row.device for row in tasks] == ["a", "b", "c", "d", "e", "f", "g"]
     assert len(prices) == len({row.key for row in prices}) == 7
-    assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16
+    assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16 == len(with_steps) - 7
+    assert {(row.dual, row.target_rate) for row in tasks} == {(0.5, 0.25)}
     assert min(of_devices, of_calls, of_budgets, of_tasks) > 1
     assert all(len(row.agent_version) <= 100 for row in devices)
 
@@ -229,43 +231,35 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path)])
         return (code, *capsys.readouterr())
 
+    async def shown(*arguments: str):
+        code, stdout, stderr = await run(*arguments, "--json")
+        assert code == 0, stderr
+        return json.loads(stdout)
+
     store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", 0.0)
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), connected(tmp_path, "laptop") as client:
         await client.register("9.1", ["math"])
         await client.complete(call("k1"), 10.0)
-        shown = {}
-        for name in ("devices", "calls", "upstreams"):
-            code, stdout, stderr = await run(name, "--json")
-            assert code == 0, stderr
-            (shown[name],) = [json.loads(line) for line in stdout.splitlines()]
-            code, stdout, stderr = await run(name)
-            assert code == 0 and stdout.count("\n") == 1, stderr
-        assert (shown["devices"]["device"], shown["devices"]["tasks"]) == ("laptop", ["math"])
-        seen = shown["calls"]
+        lamp, seen, default, doing = [await shown(name) for name in ("devices", "calls", "upstreams", "status")]
+        assert (lamp["device"], lamp["tasks"]) == ("laptop", ["math"])
         assert (seen["call_key"], seen["state"], seen["charged"]["uusd"], seen["cached"]) == ("k1", "completed", 20, False)
-        assert (shown["upstreams"]["alias"], shown["upstreams"]["price"]["out_uusd_per_mtok"]) == ("default", 2_000_000)
+        assert (default["alias"], default["breaker"], default["price"]["out_uusd_per_mtok"]) == ("default", "closed", 2_000_000)
+        assert (doing["serving"], doing["open_calls"], doing["devices_today"], doing["spent_today"]["uusd"]) == (True, 0, 1, 20)
         assert await run("calls", "--in-state", "running") == (0, "", "no calls to show\n")
-        assert await run("calls", "--in-state", "running", "--json") == (0, "", "no calls to show\n")
-        assert await run("devices", "list") == await run("devices")
-        assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
-        doing = json.loads((await run("status", "--json"))[1])
-        assert (doing["serving"], doing["open_calls"], doing["devices"], doing["devices_today"]) == (True, 0, 1, 1)
-        assert (doing["spent_today"]["calls"], doing["spent_today"]["uusd"]) == (1, 20)
-        lines = (await run("status"))[1].splitlines()
-        assert lines[0] == "serving, 0 calls open" and lines[1].startswith("today: 1 call, ")
-        assert lines[2:] == ["devices: 1 seen, 1 today", doing["upstreams"][0]]
+        for name in ("devices", "calls", "upstreams", "status"):
+            code, stdout, stderr = await run(name)
+            assert code == 0 and stdout, stderr
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await client.complete(call("k2", "another"), 5.0)
-        online = json.loads((await run("budget", "show", "--json"))[1])
-        assert "used by device[device:laptop]: calls 1 of 1," in (await run("budget", "show"))[1]
+        online = await shown("budget", "show")
         await run("budget", "set", "device", "--calls", "7")
         assert "used by device[device:laptop]: calls 1 of 7," in (await run("budget", "show"))[1]
         await run("budget", "set", "device", "--calls", "1")
-    offline = json.loads((await run("budget", "show", "--json"))[1])
+    offline = await shown("budget", "show")
     assert online == offline and online["limits"]["device"]["calls_limit"] == 1
     code, stdout, stderr = await run("devices")
-    assert main(["devices", "--state", "/" + "x" * 120]) == 1 and "nowhere to connect" in capsys.readouterr().err
     assert (code, stdout) == (1, "") and stderr.startswith("error: no coordinator answers at unix:") and stderr.count("\n") == 1
+    assert main(["devices", "--state", "/" + "x" * 120]) == 1 and "nowhere to connect" in capsys.readouterr().err

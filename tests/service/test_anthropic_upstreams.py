@@ -100,7 +100,6 @@ async def test_a_conversation_of_the_system_alone_is_refused_without_asking() ->
     ("reason", "finish"),
     [
         ("end_turn", "stop"),
-        ("stop_sequence", "stop"),
         ("max_tokens", "length"),
         ("model_context_window_exceeded", "length"),
         ("refusal", "refusal"),
@@ -120,8 +119,6 @@ async def test_stop_reasons_are_told_in_the_common_words(reason: str, finish: st
         ({"input_tokens": 5, "output_tokens": 2}, TokenUsage(5, 2)),
         ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 7}, TokenUsage(12, 2)),
         ({"input_tokens": 5, "output_tokens": 2, "cache_creation_input_tokens": 7}, TokenUsage(19, 2)),
-        ({"input_tokens": 5, "output_tokens": 2, "cache_creation_input_tokens": None}, TokenUsage(5, 2)),
-        ({"input_tokens": 5}, None),
         ({"input_tokens": -1, "output_tokens": 2}, None),
         ({"input_tokens": 1, "output_tokens": 2**60}, None),
         (None, None),
@@ -179,12 +176,8 @@ async def test_unknown_events_and_other_deltas_are_skipped() -> None:
     [
         ("400 Bad Request", "invalid_request_error", False),
         ("401 Unauthorized", "authentication_error", False),
-        ("403 Forbidden", "permission_error", False),
-        ("404 Not Found", "not_found_error", False),
-        ("413 Payload Too Large", "request_too_large", False),
         ("429 Too Many Requests", "rate_limit_error", False),
         ("500 Internal Server Error", "api_error", None),
-        ("504 Gateway Timeout", "timeout_error", None),
         ("529 Overloaded", "overloaded_error", None),
     ],
 )
@@ -204,9 +197,7 @@ async def test_overloaded_is_a_refusal_where_the_operator_says_so() -> None:
     assert error.executed is None
 
 
-@pytest.mark.parametrize(
-    "body", [b"<html>busy</html>", b"", b"[]", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}']
-)
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}'])
 async def test_an_error_body_that_says_nothing_known_is_left_out(body: bytes) -> None:
     error, _ = await refusal(response("503 Busy", body))
     assert str(error) == "the upstream answered with HTTP status 503"
@@ -221,17 +212,10 @@ async def test_an_error_body_that_never_ends_does_not_hold_up_the_refusal_beyond
 @pytest.mark.parametrize(
     ("parts", "kind", "executed"),
     [
-        (
-            (START, BLOCK, text("x"), event("error", error={"type": "overloaded_error", "message": SECRET_PROMPT})),
-            "overloaded_error",
-            None,
-        ),
-        ((START, event("error", error={"type": "api_error", "message": "x"})), "api_error", None),
+        ((START, BLOCK, text("x"), event("error", error={"type": "api_error", "message": SECRET_PROMPT})), "api_error", None),
         ((event("error", error={"type": "the secret prompt"}),), "garbage", True),
         ((START, BLOCK, text("x"), CUT), "cut", None),
-        ((START, CUT), "cut", None),
         ((START, BLOCK, text("x")), "garbage", True),
-        ((START, BLOCK, b"data: {nonsense\n\n"), "garbage", True),
         ((START, BLOCK, b'data: {"type": 7}\n\n'), "garbage", True),
     ],
 )
@@ -246,19 +230,14 @@ async def test_a_stream_that_is_cut_behind_its_end_is_whole() -> None:
         assert (await pieces_of(provider, provider_request()))[-1].result is not None
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"{}", b'{"content": "x"}', b'{"content": [], "usage": {"input_tokens": 1, "output_tokens": 1}}', b"\xff"],
-)
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"content": [], "usage": {"input_tokens": 1, "output_tokens": 1}}', b"\xff"])
 async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
     error, requests = await refusal(response("200 OK", body))
     assert (error.kind, error.executed, requests) == ("garbage", True, 1)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "recording", [[HANG], streamed(START, *[PING, 0.02] * 200, ended=False), [*streamed(START, ended=False), HANG]]
-)
+@pytest.mark.parametrize("recording", [[HANG], streamed(START, *[PING, 0.02] * 200, ended=False)])
 async def test_the_total_deadline_holds_against_silence_and_pings(recording: Recording, streams: bool) -> None:
     error, requests = await refusal(recording, provider_request(deadline_s=0.4), streams=streams)
     assert (error.kind, error.executed, requests) == ("deadline", None, 1)

@@ -233,18 +233,11 @@ async def test_unknown_tasks_are_refused_where_tasks_are_named(tmp_path) -> None
         assert (await client.open_step("math", 0, 4, 4, 0.9)).target_rate == 0.2
 
 
-@pytest.mark.parametrize("label", ["", "a b", "x" * 65, "../etc", "a|b", "a@b", "a]"])
-async def test_a_malformed_task_label_is_refused(tmp_path, label) -> None:
+async def test_a_task_label_that_could_be_taken_for_a_part_of_a_key_is_refused(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
-        with pytest.raises(InvalidRequest):
-            await client.get_budget(label)
-
-
-async def test_an_unreachable_coordinator_is_told_quickly_and_without_retries(tmp_path) -> None:
-    async with connected(tmp_path, connect_timeout_s=0.2) as client:
-        with pytest.raises(CoordinatorUnavailable) as caught:
-            await asyncio.wait_for(client.complete(call(), 60.0), 10.0)
-    assert caught.value.reason == "UNREACHABLE" and "edge-coordinator serve" in caught.value.hint
+        for label in ("", "a b", "../etc", "a|b", "a@b", "a]"):
+            with pytest.raises(InvalidRequest):
+                await client.get_budget(label)
 
 
 async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path) -> None:
@@ -330,6 +323,9 @@ async def test_health_and_reflection_answer(tmp_path) -> None:
         for service in ("", SERVICE):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asking = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         listed = await asking.read()

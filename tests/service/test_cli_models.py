@@ -8,6 +8,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from edge.cli import main
 from tests.engine.hf_folder import write_hf_folder
@@ -115,7 +116,7 @@ def test_without_a_network_the_way_on_is_a_local_file(monkeypatch, capsys, tmp_p
         raise ConnectionError
 
     monkeypatch.setenv("EDGE_AGENT_MODELS", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
     assert main(["models", "pull", *arguments]) == 1

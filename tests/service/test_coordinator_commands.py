@@ -31,19 +31,13 @@ def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
     "arguments",
     [
         ("bogus",),
-        ("serve", "--bogus"),
-        ("budget", "set"),
         ("budget", "set", "galaxy", "--calls", "1"),
         ("budget", "set", "device"),
         ("budget", "set", "device", "--calls", "-1"),
-        ("budget", "set", "device", "--calls", "many"),
         ("budget", "set", "device", "--window", "year"),
         ("serve", "--listen", "nonsense"),
-        ("serve", "--listen", "unix:/tmp/x", "--log-level", "loud"),
         ("drain", "--grace-s", "-1"),
-        ("serve", "--listen", "unix:/tmp/x", "--state", ""),
         ("ledger", "verify", "--state", " "),
-        ("token", "issue", "lamp", "--state", ""),
         ("pki", "init", ""),
     ],
 )
@@ -53,80 +47,45 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, 
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address '127.0.0.1:99999'"),
-        ("listen: ['127.0.0.1:7443']\nadmin_listen: ['127.0.0.1:7443']\n", ":2: admin_listen: 127.0.0.1:7443 is taken by listen"),
-        (
-            "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n",
-            ":3: console_listen: 127.0.0.1:7443 is taken by listen",
-        ),
-        ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
-        ("service: {allow_insecure: true}\nadmin_listen: ['0.0.0.0:7443']\n", ":2: admin_listen: refusing to listen unencrypted"),
-        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
-        ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
-        ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
-        (
-            "listen: []\nupstreams:\n  a:\n    provider: openai_compatible\n    base_url: nonsense\n",
-            ":5: upstreams.a.base_url: must look like https://HOST/v1",
-        ),
-        (
-            "upstreams:\n  a:\n    prices:\n    - from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1\n",
-            ":4: upstreams.a.prices.0.from_day cannot be read: day",
-        ),
-    ],
-)
-def test_the_check_refuses_what_serve_would_with_the_line_of_the_value(capsys, tmp_path, text, told) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and f"{file}{told}" in err
+NO_DAY = "from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1"
+TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
-        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1], not 1.5"),
+        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1]"),
+        ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address"),
+        (TAKEN, ":3: console_listen: 127.0.0.1:7443 is taken by listen"),
+        ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
+        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
+        ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
+        ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
         ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),
-        ("upstreams:\n  default:\n    provider: bundeld\n", "unknown provider 'bundeld'"),
-        (
-            "upstreams:\n  d:\n    provider: openai_compatible\n    base_url: http://example.org/v1\n",
-            "or set allow_plaintext: true",
-        ),
+        ("upstreams:\n  d: {provider: openai_compatible, base_url: 'http://example.org/v1'}\n", "allow_plaintext: true"),
         ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "upstreams.d api_key_env is no name of an environment variable"),
-        ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "the bare name, without env: or $, or give api_key as env:NAME"),
-        ("upstreams: 3\n", ":1: upstreams must be sections by name, not 3"),
-        ("listen: 17420\n", ":1: listen must be a list of texts, not 17420"),
-        ("budgets: {device: {calls_limit: many}}\n", ":1: budgets.device.calls_limit must be a whole number, not 'many'"),
-        ("service: 3\n", ":1: service must be"),
+        (f"upstreams:\n  a:\n    prices:\n    - {NO_DAY}\n", ":4: upstreams.a.prices.0.from_day cannot be read: day"),
+        ("listen: 17420\n", ":1: listen must be a list of texts"),
         ("storage: {backend: postgres}\n", "needs either dsn or dsn_env"),
         ("storage: {backend: postgres, dsn: 'postgresql://e:secret@h/d'}\n", "dsn_env"),
-        ("storage: {backend: postgres, dsn: 'postgresql://h/d?password=secret'}\n", "dsn_env"),
-        ("storage: {backend: sqlite, dsn: 'postgresql://h/d'}\n", "belongs to backend postgres"),
         ("storage: {backend: mysql}\n", "storage.backend"),
         ("a: [\n", ":2: "),
     ],
 )
-def test_a_bad_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
+def test_a_configuration_that_cannot_be_served_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and told in err
+    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and told in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ("budgets.devise.calls_limit=3", "unknown key budgets.devise; did you mean device?"),
-        ("budgets.device.calls_limit", "expected key=value"),
         ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
-        ("listen=17420", "listen must be a list of texts, not 17420"),
-        ("listen=[a", "expected"),
-        ("auth.audience=''", "auth.audience must have a length of at least 1, not 0"),
         ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
-        ("upstreams.main.provider=bundeld", "unknown provider 'bundeld'"),
     ],
 )
 def test_a_set_that_cannot_be_used_is_wrong_usage(capsys, given, told) -> None:
@@ -177,10 +136,6 @@ def test_a_backup_is_a_new_private_file_or_nothing(capsys, state, tmp_path) -> N
         code, out, err = outcome(capsys, "ledger", "backup", path, "--state", state)
         assert (code, out) == (1, "") and why in err and err.count("\n") == 1
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("copy", kept)]
-    code, _, err = outcome(
-        capsys, "ledger", "backup", folder / "pg", "--set", "storage.backend=postgres", "--set", "storage.dsn=x"
-    )
-    assert code != 0 and "pg_dump" in err
 
 
 def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, tmp_path) -> None:
@@ -191,8 +146,6 @@ def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, 
     outcome(capsys, "ledger", "export", "--state", state, "--after", 2, "--output", rest)
     assert gzip.decompress(first.read_bytes()).decode() == whole
     assert gzip.decompress(rest.read_bytes()).decode() == "".join(whole.splitlines(keepends=True)[2:])
-    joined = gzip.decompress(first.read_bytes() + rest.read_bytes()).decode().splitlines()
-    assert len(joined) == 2 * whole.count("\n") - 2
 
 
 def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(capsys, state, tmp_path) -> None:
@@ -231,18 +184,8 @@ def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(
 
     asyncio.run(spend())
     for scope in ("fleet", "device"):
-        outcome(
-            capsys,
-            "budget",
-            "set",
-            scope,
-            "--calls",
-            "3",
-            "--window",
-            "total" if scope == "fleet" else "month",
-            "--state",
-            tmp_path,
-        )
+        window = "total" if scope == "fleet" else "month"
+        outcome(capsys, "budget", "set", scope, "--calls", "3", "--window", window, "--state", tmp_path)
     file = tmp_path / "c.yaml"
     file.write_text("budgets:\n  fleet: {calls_limit: 9}\n")
     for configured in ((), ("--config", file)):
@@ -253,9 +196,9 @@ def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(
 
 def test_a_damaged_ledger_is_told_with_what_to_do(capsys, tmp_path) -> None:
     (tmp_path / "ledger.sqlite3").write_bytes(b"not a database" * 500)
-    for arguments in (("ledger", "verify"), ("budget", "show"), ("budget", "set", "fleet", "--calls", "1")):
+    for arguments in (("ledger", "verify"), ("budget", "set", "fleet", "--calls", "1")):
         code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
-        assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err and "permissions" not in err
+        assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err
 
 
 def test_serving_can_be_made_to_depend_on_a_ledger_that_verifies(capsys, state) -> None:
@@ -300,7 +243,7 @@ def test_limits_of_a_ledger_in_use_by_another_or_in_memory_are_not_set_in_passin
     assert code == 1 and "in memory" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"device": 3}', '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
+@pytest.mark.parametrize("text", ["{", '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
 def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, text) -> None:
     (tmp_path / "limits.json").write_text(text)
     with pytest.raises(StateError, match=r"limits\.json"):
@@ -364,39 +307,24 @@ def test_revoking_ends_with_the_command_that_makes_a_valid_certificate_again(cap
     code, told, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
     again = told.splitlines()[-1].partition("edge-coordinator ")[2]
     assert (code, again) == (0, f"pki {role} eve --epoch 1 --dir DIR --force")
-    code, told, stderr = outcome(capsys, *again.replace("DIR", str(pki)).split())
-    assert (code, told, stderr) == (0, f"wrote {pki}/{role}-eve.crt and {pki}/{role}-eve.key for epoch 1\n", "")
-    assert epoch_in(pki / f"{role}-eve.crt") == 1
+    assert outcome(capsys, *again.replace("DIR", str(pki)).split())[0] == 0 and epoch_in(pki / f"{role}-eve.crt") == 1
     row = json.loads(outcome(capsys, "token", "revoke", "eve", "--role", role, "--json", *state)[1])
-    assert row == {
-        "role": role,
-        "name": "eve",
-        "epoch": 2,
-        "known": False,
-        "certificate_anew": f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force",
-    }
+    assert (row["epoch"], row["certificate_anew"]) == (2, f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force")
 
 
-@pytest.mark.parametrize("role", ["device", "admin"])
-def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch, role) -> None:
+def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "platform"))
     monkeypatch.setenv("HOME", str(tmp_path / "platform"))
     pki, state = tmp_path / "pki", tmp_path / "state"
     outcome(capsys, "pki", "init", pki)
-    outcome(capsys, "token", "revoke", "lamp", "--role", role, "--state", state)
-    make = ("pki", role, "lamp", "--dir", pki, "--force")
-    wrote = f"wrote {pki}/{role}-lamp.crt and {pki}/{role}-lamp.key for epoch"
-    code, told, stderr = outcome(capsys, *make)
-    assert (code, told) == (0, f"{wrote} 0\n") and stderr.count("\n") == 1
-    assert "epoch 0 is a guess: no revocations found in " in stderr and "give --epoch, --state or --config" in stderr
-    assert outcome(capsys, *make, "--state", state) == (0, f"{wrote} 1\n", "") and epoch_in(pki / f"{role}-lamp.crt") == 1
+    outcome(capsys, "token", "revoke", "lamp", "--role", "device", "--state", state)
+    make = ("pki", "device", "lamp", "--dir", pki, "--force")
+    assert "epoch 0 is a guess" in outcome(capsys, *make)[2]
     (tmp_path / "coordinator.yaml").write_text(f"listen: []\nauth: {{folder: {state}/auth}}\n")
-    assert outcome(capsys, *make, "--config", tmp_path / "coordinator.yaml") == (0, f"{wrote} 1\n", "")
-    assert outcome(capsys, *make, "--epoch", "0") == (0, f"{wrote} 0\n", "")
-    row = json.loads(outcome(capsys, *make, "--json")[1])
-    assert (row["epoch"], row["epoch_is_a_guess"], row["certificate"]) == (0, True, f"{pki}/{role}-lamp.crt")
-    row = json.loads(outcome(capsys, *make, "--state", state, "--json")[1])
-    assert (row["epoch"], row["epoch_is_a_guess"]) == (1, False)
+    for named in (("--state", state), ("--config", tmp_path / "coordinator.yaml")):
+        row = json.loads(outcome(capsys, *make, *named, "--json")[1])
+        assert (row["epoch"], row["epoch_is_a_guess"], epoch_in(pki / "device-lamp.crt")) == (1, False, 1)
+    assert json.loads(outcome(capsys, *make, "--json")[1])["epoch_is_a_guess"]
 
 
 def epoch_in(certificate) -> int:

@@ -40,7 +40,7 @@ def _little_to_remember() -> None:
 
 @SCHEMA.parametrize()
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -176,7 +176,6 @@ async def test_a_task_has_a_budget_over_the_whole_fleet(tmp_path) -> None:
         ({"answer_cache": "off"}, False, False, False),
         ({"answer_cache": "fleet"}, True, True, False),
         ({"answer_cache": "fleet", "answer_cache_any_temperature": True}, True, True, True),
-        ({"answer_cache_ttl_s": 100.0}, True, False, False),
         ({"answer_cache": "fleet", "answer_cache_ttl_s": 5.0}, False, True, False),  # d2 gets what d1 had to ask for again
     ],
 )

@@ -225,29 +225,15 @@ async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: Po
     assert "inconsistent" in str(bad)
 
 
-@pytest.mark.parametrize("step", [2**63, 2**64 - 1])
 async def test_a_value_that_cannot_be_encoded_fails_its_own_operation_and_shows_nothing_of_the_driver(
-    store: PostgresLedgerStore, step: int
+    store: PostgresLedgerStore,
 ) -> None:
-    asked = [store.reserve(reserve_request(key, step=step if key == "bad" else -1)) for key in ("k1", "bad", "k2")]
+    asked = [store.reserve(reserve_request(key, step=2**63 if key == "bad" else -1)) for key in ("k1", "bad", "k2")]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, Reserved)
     assert isinstance(last, Reserved)
     assert type(bad) is CoordinatorError
     assert str(bad) == "the ledger refused an inconsistent change"
-
-
-async def test_a_row_that_the_database_cannot_hold_fails_its_own_operation(store: PostgresLedgerStore) -> None:
-    huge = BudgetRow("huge", Limits(), Limits(), Amount(), Amount(2**63, 0, 0))
-    asked = [
-        store.reserve(reserve_request("k1")),
-        store.transact(lambda ledger: ledger.tables.put_budget(huge)),
-        store.reserve(reserve_request("k2")),
-    ]
-    first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(first, Reserved)
-    assert isinstance(last, Reserved)
-    assert type(bad) is CoordinatorError
 
 
 @pytest.mark.parametrize(

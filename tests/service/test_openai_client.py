@@ -119,12 +119,9 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(model="edge-local", messages=QUESTION, metadata={"task": "math"})
     answer: Any = raw.parse()
-    message = answer.choices[0].message
+    message, usage = answer.choices[0].message, answer.usage
     assert (message.content, message.reasoning_content.strip()) == ("\\boxed{2}", "Step 1: add")
-    assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == (
-        "stop",
-        answer.usage.prompt_tokens + answer.usage.completion_tokens,
-    )
+    assert (answer.choices[0].finish_reason, usage.total_tokens) == ("stop", usage.prompt_tokens + usage.completion_tokens)
     assert (answer.edge["source"], answer.edge["task"], answer.edge["calls_left"]) == ("local", "math", 3)
     assert (raw.headers["x-edge-source"], raw.headers["x-edge-task"], raw.headers["x-edge-dual"]) == ("local", "math", "0.5000")
     assert answer.id == f"chatcmpl-{raw.headers['x-edge-answer-id']}"
@@ -226,15 +223,8 @@ def test_a_form_travels_with_the_request_for_help_and_a_wrong_answer_is_not_pass
 @pytest.mark.parametrize(
     ("schema", "param", "code"),
     [
-        (
-            {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
-            "properties.a.multipleOf",
-            "unsupported_parameter",
-        ),
         ({"type": "array", "items": {"not": {}}}, "items.not", "unsupported_parameter"),
         ({"$ref": "https://example.com/schema"}, "$ref", "invalid_json_schema"),
-        ({"type": "integr"}, "type", "invalid_json_schema"),
-        ({"properties": {"a": {"minLength": "x"}}}, "properties.a.minLength", "invalid_json_schema"),
     ],
 )
 def test_a_schema_that_cannot_be_held_is_refused_at_its_place(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:

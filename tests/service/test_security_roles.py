@@ -19,7 +19,6 @@ from coordinator.service.pki import Authority, CertificateFacts, Holder
 from coordinator.service.tokens import ROLES, Tokens, TokenStore, TokenTerms
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
-from edge.rpc.v1 import call_pb2, device_pb2
 from edge.testing.clock import ManualClock
 from tests.service.security import SecureFleet
 
@@ -79,13 +78,6 @@ async def outcome(channel: Any, service: Any, method: Any, token: str) -> str:
     except grpc.RpcError as error:
         return from_rpc_error(error).reason if error.code() is grpc.StatusCode.PERMISSION_DENIED else error.code().name
     return code.name
-
-
-def test_tasks_are_found_wherever_a_request_names_them() -> None:
-    assert tasks_in(call_pb2.CompleteRequest(task="math")) == {"math"}
-    assert tasks_in(call_pb2.StreamCompleteRequest(call=call_pb2.CompleteRequest(task="math"))) == {"math"}
-    assert tasks_in(device_pb2.RegisterDeviceRequest(tasks=["math", "code"])) == {"math", "code"}
-    assert tasks_in(call_pb2.GetCallRequest(call_key="k")) == set()
 
 
 def test_every_request_of_a_device_that_names_a_task_is_understood() -> None:

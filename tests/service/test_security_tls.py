@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main
 from coordinator.service.pki import Authority, write_private
 from edge.app import build_client
 from edge.config.agent import resolve_agent_config
@@ -84,12 +82,6 @@ async def test_a_revoked_device_is_refused_on_its_open_connection_and_a_new_cert
     assert isinstance(error, Unauthenticated) and "was revoked" in str(error)
 
 
-async def test_an_admin_certificate_is_no_device(fleet) -> None:
-    admin = fleet.client_certificate("eve", role="admin")
-    async with fleet.running() as (_, address), device(address, fleet.tls(admin)) as client:
-        assert isinstance(await refused(client), PermissionDenied)
-
-
 async def test_a_renewed_server_certificate_serves_without_a_restart_and_open_connections_go_on(fleet) -> None:
     lamp = fleet.tls(fleet.client_certificate("lamp"))
     async with fleet.running() as (_, address):
@@ -142,8 +134,6 @@ async def test_an_agents_configuration_leads_to_a_served_call(fleet) -> None:
     lamp.key.chmod(0o644)
     with pytest.raises(ConfigError, match="can be read or changed by others"):
         build_client(config, address, "run-1")
-    with pytest.raises(ConfigError, match="needs cert and key together"):
-        resolve_agent_config(sets=["coordinator.tls.ca=x", "coordinator.tls.cert=y"])
 
 
 @pytest.mark.parametrize("broken", ["key of mode 0644", "key of another certificate", "no file", "no PEM"])
@@ -191,16 +181,3 @@ async def refused(client) -> Exception:
     with pytest.raises((CoordinatorUnavailable, Unauthenticated, PermissionDenied)) as caught:
         await client.register("1", ["math"])
     return caught.value
-
-
-@pytest.mark.parametrize(
-    ("content", "told"), [("nonsense", "is no PEM file of certificates"), (None, "is no certificate of an authority")]
-)
-def test_a_client_authority_that_is_none_is_named_by_the_check(fleet, tmp_path, capsys, content, told) -> None:
-    authority = tmp_path / "other.crt"
-    authority.write_text(content or fleet.server.certificate.read_text())
-    config = tmp_path / "c.yaml"
-    config.write_text(json.dumps({"tls": {**fleet.tls_settings(), "client_ca": str(authority)}}))
-    assert main(["config", "check", "--config", str(config)]) == 1
-    error = capsys.readouterr().err
-    assert f"{authority} (tls.client_ca) {told}" in error and error.count("\n") == 1

@@ -31,9 +31,8 @@ async def told(client) -> CoordinatorUnavailable:
     return caught.value
 
 
-@pytest.mark.parametrize("client_cert", [True, False])
-async def test_a_device_in_the_clear_is_told_that_the_coordinator_wants_tls(fleet, client_cert) -> None:
-    async with fleet.running(client_cert=client_cert) as (_, address), device(address) as plain:
+async def test_a_device_in_the_clear_is_told_that_the_coordinator_wants_tls(fleet) -> None:
+    async with fleet.running() as (_, address), device(address) as plain:
         error = await told(plain)
     assert "wants TLS" in str(error) and "set coordinator.tls.ca" in error.hint and "token_file" in error.hint
 
