@@ -1255,10 +1255,8 @@ for fd in range(64):
     ],
 )
 def test_tests_that_check_nothing_pass_nothing(sandbox: Sandbox, tests: str) -> None:
-    assert (
-        "check" in cheat(sandbox, "def f(x): return x", tests).reason
-        or "never called" in cheat(sandbox, "def f(x): return x", tests).reason
-    )
+    reason = cheat(sandbox, "def f(x): return x", tests).reason
+    assert "check" in reason or "never called" in reason
 
 
 def test_tests_that_never_call_the_program_pass_nothing(sandbox: Sandbox) -> None:

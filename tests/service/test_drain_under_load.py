@@ -99,7 +99,7 @@ async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_
         await verify(child)
 
 
-async def test_a_service_manager_is_told_ready_alive_and_stopping(tmp_path, monkeypatch) -> None:
+async def test_a_service_manager_is_told_ready_alive_and_stopping_and_an_interrupt_ends_it(tmp_path, monkeypatch) -> None:
     path = tmp_path / "n.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(path))
@@ -111,10 +111,11 @@ async def test_a_service_manager_is_told_ready_alive_and_stopping(tmp_path, monk
             assert child.address in said[-1]
             while said[-1] != "WATCHDOG=1":
                 said.append(await received(manager))
-            child.process.send_signal(signal.SIGTERM)
+            child.process.send_signal(signal.SIGINT)
             while not said[-1].startswith("STOPPING=1"):
                 said.append(await received(manager))
-            await child.stop()
+            assert await child.stop() == "" and child.process.returncode == 0
+            assert_checkpointed(child.state)
 
 
 def assert_checkpointed(state: Path) -> None:
@@ -149,9 +150,3 @@ async def refusal(client) -> str:
                 if error.reason != "STEP_MISMATCH":
                     return error.reason
             await asyncio.sleep(0.01)
-
-
-async def test_an_idle_coordinator_that_is_interrupted_stops_immediately(tmp_path) -> None:
-    async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
-        assert await child.stop(signal.SIGINT) == "" and child.process.returncode == 0
-        assert_checkpointed(child.state)
