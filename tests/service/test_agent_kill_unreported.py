@@ -22,7 +22,7 @@ from tests.service.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
 MANY_STEPS = 5000
-LAST_STEPS = 1
+LAST_STEPS = 2
 SOURCE = "practice:arith"
 
 

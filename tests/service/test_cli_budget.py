@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
+from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.in_process import ProgrammedProvider, running_coordinator
@@ -64,7 +66,13 @@ def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: 
     assert not (used / "coordinator").exists()
 
 
-async def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
+async def is_steered(world: World) -> None:
+    async with world.agent() as agent:
+        dial = agent.budgets.dial()
+        assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
+
+
+def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
     world: World, used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ["--state", str(used)]
@@ -78,12 +86,11 @@ async def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
         "chat": (0.15, "paused"), "math": (0.15, "paused"), "code": (0.4, "paused"),
     }  # fmt: skip
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
-    async with world.agent() as agent:
-        dial = agent.budgets.dial()
-        assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
+    asyncio.run(is_steered(world))
+    with StateFolder(used):
         assert main(["budget", "show", *place]) == 0, "a folder that an agent holds can be looked at"
         assert main(["budget", "set", "15%", *place]) == 1
-        assert "another agent is using this state folder" in capsys.readouterr().err
+    assert "another agent is using this state folder" in capsys.readouterr().err
     assert main(["budget", "resume", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out)["switched_off"] == ""
     assert main(["budget", "set", "off", *place]) == 0

@@ -168,7 +168,6 @@ async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: opena
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a", 3]}, "prompt[1]"),
-        ({"prompt": [2**30]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 2}, "n"),
         ({"prompt": "\ud800"}, "prompt"),
@@ -183,6 +182,12 @@ async def test_what_cannot_be_completed_is_refused_with_its_name(url: str, field
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status in (400, 404)
         assert (await reply.json())["error"]["param"] == param
+
+
+async def test_unknown_ids_are_refused_before_anything_is_streamed(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
 async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:

@@ -1,4 +1,4 @@
-"""`edge-coordinator serve` as a real process with a real SQLite ledger: crashes, bad upstreams, signals, the death of its parent."""
+"""`edge-coordinator serve` as a real process with a real SQLite ledger: backups, crashes, the death of its parent."""
 
 from __future__ import annotations
 
