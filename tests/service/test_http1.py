@@ -101,6 +101,15 @@ async def test_a_connection_is_not_used_again_after_a_response(pieces: list[byte
         assert server.connections == 2
 
 
+async def test_a_response_that_nobody_asked_for_is_given_to_nobody() -> None:
+    stray = b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n"
+    async with pool_at([OK, stray], [OK]) as (pool, server, url):
+        assert await ask(pool, url) == (200, b"ok")
+        await asyncio.sleep(2 * HELD_S)
+        assert await ask(pool, url) == (200, b"ok")
+        assert server.connections == 2
+
+
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async with pool_at([OK], [OK], keep_alive_s=HELD_S) as (pool, server, url):
         await ask(pool, url)

@@ -203,6 +203,13 @@ async def test_an_error_in_a_stream_is_told_in_the_upstreams_own_words_without_s
     assert str(failed.value).endswith(f"an error in its answer{told}")
 
 
+async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
+    answered = completion(id="I" * 100_000, choices=[{"message": {"content": "x"}, "finish_reason": "\x00" + "F" * 100_000}])
+    async with provider_for(answers(answered)) as (provider, _):
+        result = await provider.complete(provider_request())
+    assert (result.upstream_id, result.finish) == ("I" * 200, "?" + "F" * 199)
+
+
 async def test_an_answer_without_text_still_says_what_it_cost() -> None:
     error, _ = await failure(answers(completion(choices=[])), provider_request())
     assert error.usage == TokenUsage(12, 3)
@@ -231,6 +238,14 @@ async def test_a_refused_connection_was_not_executed() -> None:
             await provider.complete(provider_request())
         await provider.aclose()
     assert (failed.value.kind, failed.value.executed) == ("refused", False)
+
+
+async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
+    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://no-such-host.invalid/v1"))
+    with pytest.raises(ProviderError) as failed:
+        await provider.complete(provider_request())
+    await provider.aclose()
+    assert failed.value.executed is False
 
 
 async def test_a_server_that_speaks_no_tls_was_not_asked() -> None:

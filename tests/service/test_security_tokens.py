@@ -315,6 +315,19 @@ async def test_an_expired_token_is_told_without_sending_it_and_a_new_file_mends_
         assert (await lamp.register("1", [])).device_id == "lamp"
 
 
+async def test_a_certificate_gets_a_token_where_the_file_holds_none_that_is_valid(fleet) -> None:
+    old = fleet.token_file(signed(SigningKey("k", "22" * 32, 0), claims(iat=now_s() - 900, exp=now_s() - 10)))
+    stale = old.token()
+    lamp_tls = fleet.tls(fleet.client_certificate("lamp"))
+    async with fleet.running() as (_, address), device(address, lamp_tls, old) as lamp:
+        await lamp.get_budget("math")
+        async with asyncio.timeout(20):
+            while old.token() == stale:
+                await asyncio.sleep(0.02)
+        await lamp.get_budget("math")
+    assert fleet.tokens.check(old.token()).name == "lamp"
+
+
 async def test_a_token_is_never_sent_in_the_clear_to_another_machine(fleet) -> None:
     with pytest.raises(UsageError, match="refusing to send a token unencrypted"):
         async with device("10.0.0.1:1", None, fleet.token_file("x")):

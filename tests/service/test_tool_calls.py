@@ -147,6 +147,16 @@ async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> 
     assert (failed.value.kind, failed.value.executed) == ("garbage", True)
 
 
+async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
+    nested = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
+    async with running_upstream(answers(nested)) as upstream:
+        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        with pytest.raises(ProviderError) as failed:
+            await provider.complete(provider_request())
+        await provider.aclose()
+    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+
+
 async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
