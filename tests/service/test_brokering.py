@@ -239,37 +239,30 @@ async def test_a_task_label_that_could_be_taken_for_a_part_of_a_key_is_refused(t
                 await client.get_budget(label)
 
 
-async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path) -> None:
+async def whole(client: GrpcCoordinatorClient) -> str:
+    return (await client.complete(call(), 10.0)).text
+
+
+async def streamed(client: GrpcCoordinatorClient) -> str:
+    deltas = [delta async for delta in client.stream_complete(call(), 10.0)]
+    assert deltas[-1].completion is not None
+    return "".join(delta.text for delta in deltas)
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path, ask) -> None:
     """A forwarder cuts the connection after the request went through; the client finds the answer by its key."""
     held, store = Held(), MemoryLedgerStore()
     provider = ProgrammedProvider(held)
     async with running_coordinator(tmp_path, provider, store=store), CuttingForwarder(tmp_path) as forwarder:
         client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
-        asking = asyncio.create_task(client.complete(call(), 10.0))
+        asking = asyncio.create_task(ask(client))
         await held.reached.wait()
         forwarder.cut()
         held.release.set()
-        assert (await asking).text == "WHAT IS 2+2?"
+        assert await asking == "WHAT IS 2+2?"
         await client.aclose()
         assert len(provider.requests) == 1 and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
-
-
-async def test_a_stream_whose_connection_breaks_is_finished_from_the_stored_answer(tmp_path) -> None:
-    held, store = Held(), MemoryLedgerStore()
-    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), CuttingForwarder(tmp_path) as forwarder:
-        client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
-
-        async def read() -> list:
-            return [delta async for delta in client.stream_complete(call(), 10.0)]
-
-        reading = asyncio.create_task(read())
-        await held.reached.wait()
-        forwarder.cut()
-        held.release.set()
-        deltas = await reading
-        assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?" and deltas[-1].completion is not None
-        await client.aclose()
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
 async def test_draining_settles_what_runs_and_refuses_what_is_new(tmp_path) -> None:

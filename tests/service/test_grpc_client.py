@@ -130,12 +130,13 @@ async def test_a_stream_that_came_too_early_is_answered_after_the_delay(tmp_path
     assert deltas[-1].completion.text == "four" and service.asked == ["StreamComplete", "Complete"]
 
 
-async def test_a_failing_upstream_is_asked_again_once_only(tmp_path) -> None:
-    service = ScriptedService(*[unavailable("UPSTREAM_FAILED")] * 9)
+@pytest.mark.parametrize(("reason", "tries"), [("UPSTREAM_FAILED", 2), ("OVERLOADED", 5)])
+async def test_retries_end_and_a_failing_upstream_is_asked_again_once_only(tmp_path, reason, tries) -> None:
+    service = ScriptedService(*[unavailable(reason)] * 9)
     async with serving(tmp_path, service) as client:
         with pytest.raises(CoordinatorUnavailable):
             await client.complete(call(), 5.0)
-    assert service.asked == ["Complete"] * 2
+    assert service.asked == ["Complete"] * tries
 
 
 async def test_a_failed_stream_counts_as_one_of_the_two_tries_and_its_delay_is_kept(tmp_path) -> None:
@@ -146,14 +147,6 @@ async def test_a_failed_stream_counts_as_one_of_the_two_tries_and_its_delay_is_k
             _ = [delta async for delta in client.stream_complete(call(), 5.0)]
         assert asyncio.get_running_loop().time() - began >= 0.2
     assert service.asked == ["StreamComplete", "Complete"]
-
-
-async def test_retries_end(tmp_path) -> None:
-    service = ScriptedService(*[unavailable("OVERLOADED")] * 9)
-    async with serving(tmp_path, service) as client:
-        with pytest.raises(CoordinatorUnavailable):
-            await client.complete(call(), 5.0)
-    assert service.asked == ["Complete"] * 5
 
 
 async def test_the_delay_that_the_coordinator_asks_for_is_kept(tmp_path) -> None:
