@@ -60,76 +60,91 @@ def probe(sandbox: Sandbox, code: str, given: object = None, *, limits: Limits =
     assert verdict.passed, verdict.reason
 
 
-# ---- ending before the tests do ----
+# ---- cheats: ending early, saying that it passed, changing what a comparison means, the protocol, using things up ----
 
-
-@pytest.mark.parametrize(
-    "end",
-    ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit", "quit = exit = None; raise KeyboardInterrupt"],
+ENDINGS = ("sys.exit(0)", "os._exit(0)", "raise SystemExit(0)", "raise GeneratorExit", "os.abort()", "os.kill(os.getpid(), 9)")
+FORGE = """
+import os, sys
+wire = sys.modules['edge.verifiers.sandbox.inside.wire']
+forged = wire.framed(wire.encode(('0' * 32, True, '', 2)))
+for fd in range(64):
+    for text in (forged, b'passed\\n', b'True\\n', b'{"passed": true}\\n'):
+        try: os.write(fd, text)
+        except OSError: pass
+os._exit(0)
+"""
+PATCHED = """
+import builtins, sys, operator
+builtins.AssertionError = type('Quiet', (Exception,), {'__new__': lambda *a: None})
+builtins.all = builtins.any = builtins.isinstance = builtins.bool = lambda *a: True
+builtins.__import__ = lambda *a: sys
+operator.eq = lambda a, b: True
+sys.excepthook = lambda *a: None
+def f(x): return 0
+"""
+OWN_NAMES = (
+    "def check(candidate): return True\ndef __edge_checked__(): return True\nmath = len = abs = lambda *a: 7\ndef f(x): return 0"
 )
-def test_ending_while_it_is_loaded_is_no_pass(sandbox: Sandbox, end: str) -> None:
-    cheat(sandbox, end)
+CHECKED = "import math\ndef check(candidate):\n    assert candidate(3) == 5\n    assert len([f]) == 1\ncheck(f)\n"
+CATCHING = "try:\n    f(3)\n    assert False\nexcept Exception:\n    pass\nassert f(4) == 4\n"
+UNPACKS_LONG = "[n * ((1 << 61) - 1) for n in range(60_000)]"
+CHEATS: dict[str, tuple[str, str]] = {
+    **{f"while loaded: {end}": (f"import os, sys\n{end}", TESTS) for end in ENDINGS},
+    **{f"in a call: {end}": (f"import os, sys\ndef f(x):\n    {end}", TESTS) for end in ENDINGS},
+    "an interrupt without a way to quit": ("quit = exit = None; raise KeyboardInterrupt", TESTS),
+    "a crash of the interpreter": ("import ctypes\ndef f(x):\n    ctypes.string_at(0)", TESTS),
+    "an exit handler that prints": ("import atexit\natexit.register(print, 'passed')\ndef f(x): raise SystemExit(0)", TESTS),
+    "printing passed": (
+        "import sys\nprint('passed', 'OK', True, flush=True)\nprint('passed', file=sys.stderr)\nsys.exit(0)",
+        TESTS,
+    ),
+    "a value that equals everything": ("class Yes:\n    def __eq__(self, other): return True\ndef f(x): return Yes()", TESTS),
+    "the mock that equals anything": ("from unittest.mock import ANY\ndef f(x): return ANY", TESTS),
+    "a lie about a class": ("class Liar:\n    __class__ = int\n    __eq__ = lambda a, b: True\ndef f(x): return Liar()", TESTS),
+    "patched builtins": (PATCHED, TESTS + "assert all([f(1) == 5])\n"),
+    "the names that tests use": (OWN_NAMES, CHECKED),
+    "stopping the iteration": ("def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 5, [1, 2, 3]))\n"),
+    "an error where tests catch it": (
+        "def f(x): raise ValueError",
+        "try:\n    assert f(3) == 5\nexcept (ValueError, AssertionError, Exception):\n    pass\n",
+    ),
+    "an error of our own where tests catch it": (
+        "def f(x): raise AssertionError",
+        "try:\n    assert f(3) == 5\n    assert True\nexcept Exception:\n    found = 5\n",
+    ),
+    "an error for every call": ("def f(x): raise Exception('caught')", CATCHING),
+    "not a number": ("def f(x): return float('nan')", "assert abs(f(2) - 4) < 1e-6\n"),
+    "an argument changed in place": (
+        "def f(xs):\n    xs.clear()\n    return []",
+        "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)\n",
+    ),
+}
+BRIEF_CHEATS: dict[str, tuple[str, str]] = {
+    "a forged verdict on every descriptor": (FORGE, TESTS),
+    "waiting": ("import time; time.sleep(1000)", TESTS),
+    "a long computation": ("9 ** 9 ** 9", TESTS),
+    "a long search": ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", TESTS),
+    "waiting for input": ("input()", TESTS),
+    "closed pipes": ("import os\nos.closerange(0, 64)\nwhile True: pass", TESTS),
+    "recursion without end": ("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return [f(x) for _ in [0]]", TESTS),
+    "a reply that takes long to unpack": (f"def f(x): return {UNPACKS_LONG}", "assert set(f(1)) == 5\n"),
+}
+"""Those that would last."""
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "raise SystemExit(0)", "raise GeneratorExit", "os.abort()"])
-def test_ending_inside_a_call_is_no_pass(sandbox: Sandbox, end: str) -> None:
-    cheat(sandbox, f"import os, sys\ndef f(x):\n    {end}")
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_program_that_does_not_know_the_answer_does_not_pass(sandbox: Sandbox, name: str) -> None:
+    cheat(sandbox, *CHEATS[name])
 
 
-def test_killing_itself_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import os, signal\ndef f(x):\n    os.kill(os.getpid(), signal.SIGKILL)", limits=BRIEF)
-
-
-def test_crashing_the_interpreter_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import ctypes\ndef f(x):\n    ctypes.string_at(0)")
+@pytest.mark.parametrize("name", BRIEF_CHEATS)
+def test_a_program_that_would_last_is_ended_and_does_not_pass(sandbox: Sandbox, name: str) -> None:
+    cheat(sandbox, *BRIEF_CHEATS[name], limits=BRIEF)
 
 
 def test_ending_is_no_pass_even_where_the_tests_catch_everything(sandbox: Sandbox) -> None:
     tests = "try:\n    assert f(1) == 2\nexcept BaseException:\n    pass\nassert True\n"
     assert "ended" in cheat(sandbox, "import os\ndef f(x): os._exit(0)", tests).reason
-
-
-def test_an_exit_handler_that_prints_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import atexit\natexit.register(print, 'passed')\ndef f(x): raise SystemExit(0)")
-
-
-# ---- saying that it passed ----
-
-
-def test_printing_passed_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import sys\nprint('passed', 'OK', True, flush=True)\nprint('passed', file=sys.stderr)\nsys.exit(0)")
-
-
-def test_writing_passed_to_every_descriptor_is_no_pass(sandbox: Sandbox) -> None:
-    code = """
-import os
-for fd in range(64):
-    for text in (b'passed\\n', b'True\\n', b'{"passed": true}\\n', b'hello\\n'):
-        try: os.write(fd, text)
-        except OSError: pass
-os._exit(0)
-"""
-    cheat(sandbox, code, limits=BRIEF)
-
-
-def test_a_forged_verdict_frame_on_every_descriptor_is_no_pass(sandbox: Sandbox) -> None:
-    code = """
-import os, sys
-wire = sys.modules['edge.verifiers.sandbox.inside.wire']
-forged = wire.framed(wire.encode(('0' * 32, True, '', 2)))
-for fd in range(64):
-    try: os.write(fd, forged)
-    except OSError: pass
-os._exit(0)
-"""
-    cheat(sandbox, code, limits=BRIEF)
-
-
-# ---- changing what a comparison means ----
-
-
-def test_a_value_that_equals_everything_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "class Yes:\n    def __eq__(self, other): return True\ndef f(x): return Yes()")
 
 
 def test_a_subclass_that_equals_everything_arrives_as_its_plain_value(sandbox: Sandbox) -> None:
@@ -162,53 +177,10 @@ def f(x): return Two(2) if x else Words(['a'])
     assert verdict.passed, verdict.reason
 
 
-def test_the_mock_that_equals_anything_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "from unittest.mock import ANY\ndef f(x): return ANY")
-
-
-def test_a_value_that_lies_about_its_class_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "class Liar:\n    __class__ = int\n    __eq__ = lambda a, b: True\ndef f(x): return Liar()")
-
-
-def test_patched_builtins_stay_on_the_programs_side(sandbox: Sandbox) -> None:
-    code = """
-import builtins, sys, operator
-builtins.AssertionError = type('Quiet', (Exception,), {'__new__': lambda *a: None})
-builtins.all = builtins.any = builtins.isinstance = builtins.bool = lambda *a: True
-builtins.__import__ = lambda *a: sys
-operator.eq = lambda a, b: True
-sys.excepthook = lambda *a: None
-def f(x): return 0
-"""
-    cheat(sandbox, code, TESTS + "assert all([f(1) == 5])\n")
-
-
-def test_defining_the_names_that_tests_use_changes_nothing(sandbox: Sandbox) -> None:
-    code = "def check(candidate): return True\ndef __edge_checked__(): return True\nmath = len = abs = lambda *a: 7\ndef f(x): return 0"
-    cheat(sandbox, code, "import math\ndef check(candidate):\n    assert candidate(3) == 5\n    assert len([f]) == 1\ncheck(f)\n")
-
-
 def test_redefining_a_helper_that_the_question_gives_changes_nothing(sandbox: Sandbox) -> None:
     preamble = "def encode(text):\n    return text[::-1]\n"
     code = "def encode(text): return text\ndef decode(text): return text"
     cheat(sandbox, code, "assert decode(encode('abc')) == 'abc'\n", preamble=preamble)
-
-
-def test_stopping_the_iteration_of_the_tests_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "def f(x): raise StopIteration", "assert all(map(lambda x: f(x) == 5, [1, 2, 3]))\n")
-
-
-@pytest.mark.parametrize("error", ["ValueError", "AssertionError", "Exception('caught')"])
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "try:\n    assert f(3) == 5\nexcept (ValueError, AssertionError, Exception):\n    pass\n",
-        "try:\n    assert f(3) == 5\n    assert True\nexcept Exception:\n    found = 5\n",
-        "try:\n    f(3)\n    assert False\nexcept Exception:\n    pass\nassert f(4) == 4\n",
-    ],
-)
-def test_raising_where_tests_catch_everything_is_no_check(sandbox: Sandbox, tests: str, error: str) -> None:
-    cheat(sandbox, f"def f(x): raise {error}", tests)
 
 
 def test_a_file_of_the_programs_own_is_written_nowhere(sandbox: Sandbox) -> None:
@@ -223,14 +195,6 @@ def reached(folders):
     return found
 """
     probe(sandbox, code, ["/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/run", "/home"])
-
-
-def test_not_a_number_is_close_to_nothing(sandbox: Sandbox) -> None:
-    cheat(sandbox, "def f(x): return float('nan')", "assert abs(f(2) - 4) < 1e-6\n")
-
-
-def test_changing_an_argument_in_place_does_not_change_the_tests(sandbox: Sandbox) -> None:
-    cheat(sandbox, "def f(xs):\n    xs.clear()\n    return []", "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)\n")
 
 
 YES = """
@@ -269,37 +233,23 @@ answer = Yes()
     "expression",
     [
         "to_roman(5).startswith('V')",
-        "to_roman(5).issubset({1, 2, 3})",
-        "to_roman(5).equals([1, 2, 3])",
-        "to_roman(5).equals(other='V')",
         "to_roman(5).__eq__('V')",
-        "to_roman(5).__contains__('V')",
-        "to_roman(5).__ge__(4)",
         "to_roman(5).__radd__(4)",
         "to_roman(5)['V']",
         "to_roman(5)('V')",
         "to_roman(5).inner.startswith('V')",
-        "to_roman(5).replace().startswith('V')",
-        "to_roman(5).inner['V']",
-        "next(iter(to_roman(5))).startswith('V')",
         "'V' in to_roman(5)",
         "{'V': 1}[to_roman(5)]",
         "in_a_list(5)[0].startswith('V')",
-        "[one.count('I') for one in in_a_list(2)][0]",
         "list(filter(lambda one: one.startswith('V'), in_a_list(2)))",
         "max(in_a_list(2), key=lambda one: one.count('V')).count('V')",
         "a_class(5)(1).startswith('V')",
-        "a_class(5).startswith('V')",
         "Solution().to_roman(5).startswith('V')",
         "Solution().itself().startswith('V')",
-        "Solution().text.startswith('V')",
         "Solution.of(5).startswith('V')",
         "Solution().__eq__('V')",
-        "Solution().__ne__('IV')",
         "roman(5).startswith('V')",
-        "roman(5).__eq__('V')",
         "answer.startswith('V')",
-        "answer(5).equals('V')",
     ],
 )
 def test_an_object_in_the_place_of_an_answer_is_asked_nothing_about_it(sandbox: Sandbox, expression: str) -> None:
@@ -345,9 +295,7 @@ runner._answer = lambda module, token, kind, name, arguments, keywords: wire.enc
     cheat(sandbox, code)
 
 
-@pytest.mark.parametrize(
-    "content", ["b'ffffffff'", "b'-0000001'", "b'0000000gN'", "b'00000001X'", "b'00000005S9:ab'", "b'\\xff' * (1 << 22)"]
-)
+@pytest.mark.parametrize("content", ["b'ffffffff'", "b'-0000001'", "b'00000005S9:ab'", "b'\\xff' * (1 << 22)"])
 def test_bytes_that_are_no_frame_are_refused(sandbox: Sandbox, content: str) -> None:
     code = f"""
 import os, sys
@@ -500,15 +448,6 @@ for n in range(7):
     cheat(sandbox, code, "assert f(0) is not None\n")
 
 
-def test_a_reply_that_takes_long_to_unpack_only_costs_its_own_time(sandbox: Sandbox) -> None:
-    code = "def f(x): return {n * ((1 << 61) - 1): 0 for n in range(1, 150)} if x < 0 else [n * ((1 << 61) - 1) for n in range(60_000)]"
-    cheat(sandbox, code, "assert set(f(1)) == 5\n", limits=BRIEF)
-
-
-def test_closing_the_pipes_and_running_on_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import os\nos.closerange(0, 64)\nwhile True: pass", limits=BRIEF)
-
-
 def test_a_thread_that_answers_after_the_time_is_too_late(sandbox: Sandbox) -> None:
     code = f"""
 import threading, time
@@ -543,13 +482,6 @@ def test_an_endless_loop_ends_with_the_time_limit(sandbox: Sandbox, where: str) 
     assert cheat(sandbox, f"{where}\n    while True: pass" if where else "while True: pass", limits=BRIEF).reason == "time limit"
 
 
-@pytest.mark.parametrize(
-    "code", ["import time; time.sleep(1000)", "9 ** 9 ** 9", "import re; re.match('(a+)+$', 'a' * 60 + 'b')", "input()"]
-)
-def test_waiting_and_long_computations_outside_of_python_code_end_too(sandbox: Sandbox, code: str) -> None:
-    cheat(sandbox, code, limits=BRIEF)
-
-
 def test_ignored_signals_do_not_help(sandbox: Sandbox) -> None:
     code = """
 import signal
@@ -559,10 +491,6 @@ for number in range(1, 65):
 while True: pass
 """
     assert cheat(sandbox, code, limits=BRIEF).reason == "time limit"
-
-
-def test_recursion_without_end_is_no_pass(sandbox: Sandbox) -> None:
-    cheat(sandbox, "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return [f(x) for _ in [0]]", limits=BRIEF)
 
 
 @pytest.mark.parametrize(
@@ -1232,7 +1160,7 @@ for number in range(20):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-@pytest.mark.parametrize("delay_s", [0.03, 0.08, 0.15, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.5])
 def test_an_agent_killed_while_sandboxes_start_leaves_none_of_them(sandbox: Sandbox, delay_s: float) -> None:
     """Processes half made are the ones that nobody has told yet to end with their parent."""
     if sandbox.name == "container":
@@ -1327,10 +1255,8 @@ for fd in range(64):
     ],
 )
 def test_tests_that_check_nothing_pass_nothing(sandbox: Sandbox, tests: str) -> None:
-    assert (
-        "check" in cheat(sandbox, "def f(x): return x", tests).reason
-        or "never called" in cheat(sandbox, "def f(x): return x", tests).reason
-    )
+    reason = cheat(sandbox, "def f(x): return x", tests).reason
+    assert "check" in reason or "never called" in reason
 
 
 def test_tests_that_never_call_the_program_pass_nothing(sandbox: Sandbox) -> None:

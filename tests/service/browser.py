@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import shutil
@@ -110,15 +109,6 @@ class Page:
         """Text, as if typed."""
         await self.send("Input.insertText", text=text)
 
-    async def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        shot = await self.send("Page.captureScreenshot", captureBeyondViewport=True, format="png", **await self._whole())
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    async def _whole(self) -> dict[str, Any]:
-        size = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
-
 
 class Browser:
     """A running browser, by the port of its DevTools."""
@@ -164,13 +154,6 @@ async def chromium() -> AsyncIterator[Browser]:
         finally:
             process.terminate()
             await process.wait()
-
-
-@asynccontextmanager
-async def chromium_page() -> AsyncIterator[Page]:
-    """A page in a browser of its own."""
-    async with chromium() as browser, browser.tab() as page:
-        yield page
 
 
 async def _port_of(profile: Path) -> str:

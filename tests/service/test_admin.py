@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from coordinator.app import admin_listen_of
 from coordinator.cli import main
-from coordinator.config import AuthConfig, CoordinatorConfig
+from coordinator.config import AuthConfig
 from coordinator.ledger.journal import GENESIS, entry_hash
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
@@ -24,7 +23,6 @@ from edge.rpc.errors import from_rpc_error
 from edge.rpc.health import is_serving
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, call_pb2
 from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
-from tests.service.processes import coordinator_process, fake_upstream, settings_for
 
 
 @asynccontextmanager
@@ -73,21 +71,6 @@ async def test_calls_of_all_devices_are_listed_in_pages_each_once_and_without_te
     assert b"secret" not in b"".join(each.SerializeToString() for each in listed).lower()
 
 
-async def test_budgets_are_listed_in_pages_and_the_credits_of_steps_only_when_asked_for(tmp_path, store) -> None:
-    async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), administrator(tmp_path) as admin:
-        for device in ("a", "b", "c"):
-            async with connected(tmp_path, device) as client:
-                await client.open_step("math", 0, 4, 4, 0.5)
-                await client.complete(call("k", step=0), 5.0)
-        rows, pages = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(), "budgets", 2)
-        with_steps, _ = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(include_steps=True), "budgets", 2)
-    keys = [row.key for row in rows]
-    assert keys == sorted(keys) and len(keys) == 8 and pages == 5 and not any(key.startswith("step") for key in keys)
-    assert len(with_steps) == 11
-    fleet = next(row for row in rows if row.key == "fleet")
-    assert (fleet.committed.calls, fleet.committed.uusd, fleet.reserved.calls) == (3, 60, 0)
-
-
 async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store, monkeypatch) -> None:
     monkeypatch.setattr("coordinator.service.admin_api.MAX_PAGE_BYTES", 200)
     shared = {"tasks": {"*": {"dual_scope": "global"}}}
@@ -103,40 +86,14 @@ async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store,
         budgets, of_budgets = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(), "budgets", 100)
         tasks, of_tasks = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "tasks", 100)
         prices, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "shared_prices", 100)
+        with_steps, _ = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(include_steps=True), "budgets", 100)
     assert [row.device for row in devices] == ["a", "b", "c", "d", "e", "f", "g", "old"]
     assert [row.device for row in calls] == [row.device for row in tasks] == ["a", "b", "c", "d", "e", "f", "g"]
     assert len(prices) == len({row.key for row in prices}) == 7
-    assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16
+    assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16 == len(with_steps) - 7
+    assert {(row.dual, row.target_rate) for row in tasks} == {(0.5, 0.25)}
     assert min(of_devices, of_calls, of_budgets, of_tasks) > 1
     assert all(len(row.agent_version) <= 100 for row in devices)
-
-
-async def test_devices_tasks_prices_and_upstreams_are_told(tmp_path, store) -> None:
-    held = Held()
-    provider = ProgrammedProvider(held)
-    async with running_coordinator(tmp_path, provider, store=store), administrator(tmp_path) as admin:
-        for device in ("a", "b", "c"):
-            async with connected(tmp_path, device) as client:
-                await client.register("9.1", ["math", "code"])
-                await client.open_step("math", 0, 4, 4, 0.25)
-        devices, pages = await paged(admin.ListDevices, admin_pb2.ListDevicesRequest(), "devices", 2)
-        tasks, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "tasks", 2)
-        of_b, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(device="b"), "tasks", 2)
-        async with connected(tmp_path) as client:
-            running = asyncio.create_task(client.complete(call(), 10.0))
-            await held.reached.wait()
-            upstreams = await admin.ListUpstreams(admin_pb2.ListUpstreamsRequest())
-            held.release.set()
-            await running
-        (price,) = (await admin.ListPrices(admin_pb2.ListPricesRequest())).prices
-    assert [(each.device, each.agent_version, list(each.tasks)) for each in devices] == [
-        (device, "9.1", ["math", "code"]) for device in ("a", "b", "c")
-    ]
-    assert pages == 2 and devices[0].last_seen_ms >= devices[0].first_seen_ms > 0
-    assert [(each.device, each.dual, each.target_rate) for each in tasks] == [(device, 0.5, 0.25) for device in ("a", "b", "c")]
-    assert [each.device for each in of_b] == ["b"]
-    assert (upstreams.in_flight, upstreams.draining, [each.alias for each in upstreams.upstreams]) == (1, False, ["default"])
-    assert (price.alias, price.priced, price.in_uusd_per_mtok, price.out_uusd_per_mtok) == ("default", True, 1_000_000, 2_000_000)
 
 
 async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -> None:
@@ -240,47 +197,6 @@ async def test_a_drain_settles_what_runs_tells_a_follower_and_stops_listening(tm
     assert kinds[-1] == "completed" and ended == "DRAINING"
 
 
-async def test_health_is_watched_on_both_listeners_through_a_drain(tmp_path) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    held = Held()
-    names = {"c.sock": "edge.rpc.v1.DeviceService", "admin.sock": "edge.rpc.v1.AdminService"}
-    async with running_coordinator(tmp_path, ProgrammedProvider(held)), connected(tmp_path) as client:
-        running = asyncio.create_task(client.complete(call(), 10.0))
-        await held.reached.wait()
-        async with (
-            grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as devices,
-            grpc.aio.insecure_channel(f"unix:{tmp_path}/admin.sock") as admins,
-        ):
-            channels = {"c.sock": devices, "admin.sock": admins}
-            for listener, name in names.items():
-                stub = health_pb2_grpc.HealthStub(channels[listener])
-                for service in ("", name):
-                    assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == serving
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
-                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-            watch = health_pb2_grpc.HealthStub(devices).Watch(health_pb2.HealthCheckRequest(service=names["c.sock"]))
-            assert (await watch.read()).status == serving
-            await admin_pb2_grpc.AdminServiceStub(admins).Drain(admin_pb2.DrainRequest())
-            assert (await watch.read()).status == not_serving
-            check = await health_pb2_grpc.HealthStub(admins).Check(health_pb2.HealthCheckRequest(service=names["admin.sock"]))
-            assert check.status == serving
-            held.release.set()
-            await running
-
-
-def test_administrators_connect_where_the_configuration_says_or_in_the_state_folder(tmp_path) -> None:
-    def of(**settings):
-        return admin_listen_of(CoordinatorConfig.model_validate({"state_dir": str(tmp_path), **settings}))
-
-    assert of() == (f"unix:{tmp_path}/admin.sock",)
-    assert of(admin_listen=["127.0.0.1:0"]) == ("127.0.0.1:0", f"unix:{tmp_path}/admin.sock") and of(admin_listen=[]) == ()
-    assert of(admin_listen=["unix:/run/a.sock", "127.0.0.1:0"]) == ("unix:/run/a.sock", "127.0.0.1:0")
-    assert of(state_dir="/" + "x" * 120) == ()
-
-
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:0"])
 async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_path, address) -> None:
     settings = {"admin_listen": (address,), "service": {"allow_insecure": True}}
@@ -315,52 +231,35 @@ async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_ru
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path)])
         return (code, *capsys.readouterr())
 
+    async def shown(*arguments: str):
+        code, stdout, stderr = await run(*arguments, "--json")
+        assert code == 0, stderr
+        return json.loads(stdout)
+
     store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", 0.0)
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), connected(tmp_path, "laptop") as client:
         await client.register("9.1", ["math"])
         await client.complete(call("k1"), 10.0)
-        shown = {}
-        for name in ("devices", "calls", "upstreams"):
-            code, stdout, stderr = await run(name, "--json")
-            assert code == 0, stderr
-            (shown[name],) = [json.loads(line) for line in stdout.splitlines()]
-            code, stdout, stderr = await run(name)
-            assert code == 0 and stdout.count("\n") == 1, stderr
-        assert (shown["devices"]["device"], shown["devices"]["tasks"]) == ("laptop", ["math"])
-        seen = shown["calls"]
+        lamp, seen, default, doing = [await shown(name) for name in ("devices", "calls", "upstreams", "status")]
+        assert (lamp["device"], lamp["tasks"]) == ("laptop", ["math"])
         assert (seen["call_key"], seen["state"], seen["charged"]["uusd"], seen["cached"]) == ("k1", "completed", 20, False)
-        assert (shown["upstreams"]["alias"], shown["upstreams"]["price"]["out_uusd_per_mtok"]) == ("default", 2_000_000)
+        assert (default["alias"], default["breaker"], default["price"]["out_uusd_per_mtok"]) == ("default", "closed", 2_000_000)
+        assert (doing["serving"], doing["open_calls"], doing["devices_today"], doing["spent_today"]["uusd"]) == (True, 0, 1, 20)
         assert await run("calls", "--in-state", "running") == (0, "", "no calls to show\n")
-        assert await run("calls", "--in-state", "running", "--json") == (0, "", "no calls to show\n")
-        assert await run("devices", "list") == await run("devices")
-        assert (await run("upstreams"))[1].endswith(", breaker closed\n") and shown["upstreams"]["breaker"] == "closed"
         assert (await run("calls", "--in-state", "odd"))[0] == 2
-        doing = json.loads((await run("status", "--json"))[1])
-        assert (doing["serving"], doing["open_calls"], doing["devices"], doing["devices_today"]) == (True, 0, 1, 1)
-        assert (doing["spent_today"]["calls"], doing["spent_today"]["uusd"]) == (1, 20)
-        lines = (await run("status"))[1].splitlines()
-        assert lines[0] == "serving, 0 calls open" and lines[1].startswith("today: 1 call, ")
-        assert lines[2:] == ["devices: 1 seen, 1 today", doing["upstreams"][0]]
+        for name in ("devices", "calls", "upstreams", "status"):
+            code, stdout, stderr = await run(name)
+            assert code == 0 and stdout, stderr
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await client.complete(call("k2", "another"), 5.0)
-        online = json.loads((await run("budget", "show", "--json"))[1])
-        assert "used by device[device:laptop]: calls 1 of 1," in (await run("budget", "show"))[1]
+        online = await shown("budget", "show")
         await run("budget", "set", "device", "--calls", "7")
         assert "used by device[device:laptop]: calls 1 of 7," in (await run("budget", "show"))[1]
         await run("budget", "set", "device", "--calls", "1")
-    offline = json.loads((await run("budget", "show", "--json"))[1])
+    offline = await shown("budget", "show")
     assert online == offline and online["limits"]["device"]["calls_limit"] == 1
     code, stdout, stderr = await run("devices")
-    assert main(["devices", "--state", "/" + "x" * 120]) == 1 and "nowhere to connect" in capsys.readouterr().err
     assert (code, stdout) == (1, "") and stderr.startswith("error: no coordinator answers at unix:") and stderr.count("\n") == 1
-
-
-async def test_an_administrators_drain_ends_the_process_as_a_signal_does(tmp_path) -> None:
-    async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
-        async with administrator(child.state) as admin:
-            await admin.Drain(admin_pb2.DrainRequest())
-        async with asyncio.timeout(30.0):
-            await child.process.wait()
-        assert child.process.returncode == 0 and await child.stop() == ""
+    assert main(["devices", "--state", "/" + "x" * 120]) == 1 and "nowhere to connect" in capsys.readouterr().err

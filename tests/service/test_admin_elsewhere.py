@@ -60,11 +60,7 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
         await lamp.register("9.1", ["math"])
         await lamp.complete(call("k1"), 10.0)
         listed = {name: json.loads((await run(name, "--json", *there))[1]) for name in ("devices", "calls", "upstreams")}
-        assert (listed["devices"]["device"], listed["calls"]["call_key"], listed["upstreams"]["alias"]) == (
-            "lamp",
-            "k1",
-            "default",
-        )
+        assert (listed["devices"]["device"], listed["calls"]["call_key"]) == ("lamp", "k1")
         assert await run("budget", "set", "device", "--calls", "1", *there) == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):
             await lamp.complete(call("k2", "another"), 5.0)
@@ -77,18 +73,11 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
         code, exported, _ = await run("ledger", "export", *there)
         entries = list(read_export(exported.splitlines()))
         assert code == 0 and [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
-        assert len(list(read_export((await run("ledger", "export", "--after", "1", *there))[1].splitlines()))) == len(entries) - 1
 
         code, token, _ = await run("token", "issue", "oven", *there)
         assert code == 0 and fleet.tokens.check(token.strip()).name == "oven"
         code, told, stderr = await run("token", "revoke", "lamp", *there)
-        assert (
-            (code, stderr) == (0, "")
-            and "its epoch is 1\n" in told
-            and "pki device lamp --epoch 1 --dir DIR" in told.splitlines()[-1]
-        )
-        code, told, stderr = await run("token", "revoke", "nosuch", *there)
-        assert code == 0 and "its epoch is 1\n" in told and "nosuch before: is that the name?" in stderr
+        assert (code, stderr) == (0, "") and "its epoch is 1\n" in told
         code, told, stderr = await run("token", "rotate", "--coordinator", admins)
         assert (code, told) == (2, "") and "keys are not rotated from another machine" in stderr
         with pytest.raises(Unauthenticated):
@@ -104,6 +93,8 @@ async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fl
                 "devices", "--coordinator", admins, *shown(fleet, None, token_file=f"{fleet.folder}/token")
             )
             assert ended == code and ("role device may not use AdminService" in stderr) == (code == 1)
+        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told
 
 
 async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_path) -> None:
@@ -175,9 +166,3 @@ async def test_where_devices_show_tokens_administrators_still_show_certificates(
             with pytest.raises(Unauthenticated, match="takes only tokens of devices, and no certificates") as refused:
                 await lamp.register("1", ["math"])
         assert "coordinator.token_file" in refused.value.hint
-
-
-async def test_an_administrator_without_a_token_is_told_so_where_only_tokens_are_taken(fleet, run) -> None:
-    async with administered(fleet, client_cert=False) as (_, admins):
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told

@@ -15,7 +15,6 @@ from edge.core.errors import CoordinatorUnavailable, NotImplementedThere, Permis
 from edge.rpc.client import BudgetSnapshot
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from edge.serve.running_agent import RunningAgent
-from edge.state.events import Offline
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
 from tests.service.test_batches import raw_channel
@@ -53,16 +52,6 @@ async def test_limits_and_spending_are_followed_without_asking_and_over_a_restar
         await watch.aclose()
         await watch.aclose()
         assert watch.newest("math") is None
-
-
-async def test_following_another_task_leaves_the_one_before() -> None:
-    client = ScriptedCoordinatorClient(lambda asked: "A")
-    watch = BudgetWatch(client, random.Random(1))
-    for task in ("math", "code"):
-        await watch.follow(task)
-        await shown(watch, lambda budget: budget is not None, task)
-    assert watch.newest("math") is None
-    await watch.aclose()
 
 
 @pytest.mark.parametrize(
@@ -115,15 +104,3 @@ async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) ->
             while (budget := agent.link.followed_budget()) is None:
                 await asyncio.sleep(0.005)
     assert budget.dual == (await world.client.get_budget("second")).dual
-
-
-async def test_an_agent_whose_coordinator_is_away_says_no_more_and_learns_no_less_than_before(tmp_path) -> None:
-    world = World(tmp_path)
-    away = CoordinatorUnavailable("nobody there", reason="UNREACHABLE")
-    for method in ("register", "open_step", "close_step", "complete", "get_budget", "watch_budget"):
-        world.client.fail_next(method, away, times=10_000)
-    async with world.agent() as agent:
-        finished = await agent.learn(max_steps=2)
-        await asyncio.sleep(0.1)
-        assert agent.link.followed_budget() is None and not agent.status().online
-    assert finished.steps_done == 2 and len(world.events(Offline)) == 1

@@ -6,21 +6,23 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
 
 from edge.state.events import StepFinished
 from edge.state.folder import StateFolder
 from tests.service.processes import CoordinatorProcess, command, coordinator_process, fake_upstream, settings_for
-from tests.service.relay import Relay, never, relay
 from tests.service.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
 MANY_STEPS = 5000
-LAST_STEPS = 3
+LAST_STEPS = 2
 SOURCE = "practice:arith"
 
 
@@ -31,8 +33,8 @@ def settings(folder: Path, address: str) -> list[str]:
         f"coordinator.address={address}",
         "coordinator.control_deadline_s=1",
         "learning.prompts_per_step=1",
-        "learning.group_size=4",
-        "learning.max_tokens=48",
+        "learning.group_size=2",
+        "learning.max_tokens=24",
         "learning.torch_threads=1",
         "engine.threads=1",
         "learning.seed=5",
@@ -44,6 +46,43 @@ async def wrong(request: web.Request) -> web.StreamResponse:
     message = {"role": "assistant", "content": "<answer>\\boxed{1}</answer>"}
     usage = {"prompt_tokens": 10, "completion_tokens": 5}
     return web.json_response({"id": "up", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Passes every call with one reply on; `on_reply` is awaited with its method before the reply goes back."""
+
+    def __init__(self, target: str, on_reply: Callable[[str], Awaitable[None]]) -> None:
+        self._channel, self._on_reply = grpc.aio.insecure_channel(target), on_reply
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        method = handler_call_details.method.rpartition("/")[2]
+        if method in ("CompleteBatch", "StreamComplete", "WatchBudget"):
+            return None
+        ask = self._channel.unary_unary(handler_call_details.method)
+
+        async def once(request: bytes, context: Any) -> bytes:
+            named = [(key, value) for key, value in context.invocation_metadata() if key == "device-id"]
+            try:
+                reply: bytes = await ask(request, timeout=context.time_remaining(), metadata=named)
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+            await self._on_reply(method)
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(once)
+
+
+@asynccontextmanager
+async def relay(folder: Path, target: str, on_reply: Callable[[str], Awaitable[None]]) -> AsyncIterator[str]:
+    """A relay's address, while the block runs."""
+    address, server = f"unix:{folder}/relay.sock", grpc.aio.server()
+    server.add_generic_rpc_handlers((Relay(target, on_reply),))
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
 
 
 class Killer:
@@ -65,12 +104,12 @@ class Killer:
             self.agent.kill()
         if fate != "passed":
             self.kept_back += fate == "kept back"
-            await never()
+            await asyncio.Event().wait()  # until the caller gives up
 
 
-async def live(folder: Path, between: Relay, steps: int, killer: Killer | None = None) -> int:
+async def live(folder: Path, address: str, steps: int, killer: Killer | None = None) -> int:
     """One life of the agent, and how it ended."""
-    agent = LearningAgent(folder, steps, settings(folder, between.address), {})
+    agent = LearningAgent(folder, steps, settings(folder, address), {})
     if killer is not None:
         killer.agent = agent
     async with asyncio.timeout(LIMIT_S):
@@ -97,17 +136,17 @@ def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
     return [row | {name: float.fromhex(row[name]) for name in ("dual", "dual_after", "assist_rate")} for row in rows]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 async def test_what_an_agent_committed_is_what_it_reported_wherever_it_is_killed(tmp_path: Path, kills: int) -> None:
     killer = Killer(kills)
     async with fake_upstream() as upstream:
         upstream.reply = wrong
         async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
-            async with relay(tmp_path, coordinator.address, killer.on_reply) as between:
+            async with relay(tmp_path, coordinator.address, killer.on_reply) as address:
                 while killer.kills < kills:
-                    assert await live(tmp_path, between, MANY_STEPS, killer) == -9
+                    assert await live(tmp_path, address, MANY_STEPS, killer) == -9
                 done = len(committed(tmp_path)[0])
-                assert await live(tmp_path, between, done + LAST_STEPS) == 0
+                assert await live(tmp_path, address, done + LAST_STEPS) == 0
             await coordinator.stop()
             steps, waiting = committed(tmp_path)
             closed = reported(coordinator)

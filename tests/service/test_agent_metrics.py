@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import QUESTION, TOKEN, Served, ask, client_of, says
+from tests.service.test_openai_client import TOKEN, Served, ask, client_of, says
 from tests.unit.agent_world import World
 
 SECRET = "the-colour-of-my-house"
@@ -59,6 +59,8 @@ def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: 
         with pytest.raises(openai.NotFoundError):
             ask(client, model=SECRET)
         assert get(f"{url}/{SECRET}")[0] == 404
+        with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):  # it says what is served
+            client.embeddings.create(model="edge", input=SECRET)
         seen, again = scraped(url), scraped(url)
     chat = {"method": "POST", "route": "/v1/chat/completions"}
     assert [value(seen, "http_requests_total", **chat, status=status) for status in ("200", "404")] == [3, 1]
@@ -95,19 +97,3 @@ def test_a_request_that_nobody_waits_for_is_counted_as_that(tmp_path: Path) -> N
         assert served.idle()
         seen = scraped(url)
     assert value(seen, "http_requests_total", method="POST", route="/v1/chat/completions", status="499") == 1
-
-
-def test_routes_that_are_not_served_say_so_and_what_is(tmp_path: Path) -> None:
-    with in_a_thread(Served(World(tmp_path / "state", script=says)).open) as url, client_of(url) as client:
-        for call in (
-            lambda: client.embeddings.create(model="edge", input="a"),
-            lambda: client.moderations.create(input="a"),
-            lambda: client.images.generate(prompt="a"),
-            lambda: client.files.list(),
-            lambda: client.batches.retrieve("b"),
-            lambda: client.vector_stores.list(),
-        ):
-            with pytest.raises(openai.NotFoundError, match="/v1/chat/completions") as caught:
-                call()
-            assert caught.value.code == "route_not_served"
-        assert ask(client, model="edge-local", messages=QUESTION).choices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers import anthropic_wire as wire
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
@@ -92,12 +90,6 @@ async def test_a_message_comes_back_with_its_usage_and_the_system_prompt_goes_ap
     ]
 
 
-async def test_no_system_prompt_is_sent_where_there_is_none() -> None:
-    async with provider_for(OK) as (provider, traffic):
-        await provider.complete(provider_request())
-    assert "system" not in traffic.bodies[0]
-
-
 async def test_a_conversation_of_the_system_alone_is_refused_without_asking() -> None:
     alone = replace(provider_request(), messages=(Message("system", "Be short."),))
     error, requests = await refusal(OK, alone)
@@ -108,7 +100,6 @@ async def test_a_conversation_of_the_system_alone_is_refused_without_asking() ->
     ("reason", "finish"),
     [
         ("end_turn", "stop"),
-        ("stop_sequence", "stop"),
         ("max_tokens", "length"),
         ("model_context_window_exceeded", "length"),
         ("refusal", "refusal"),
@@ -128,8 +119,6 @@ async def test_stop_reasons_are_told_in_the_common_words(reason: str, finish: st
         ({"input_tokens": 5, "output_tokens": 2}, TokenUsage(5, 2)),
         ({"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 7}, TokenUsage(12, 2)),
         ({"input_tokens": 5, "output_tokens": 2, "cache_creation_input_tokens": 7}, TokenUsage(19, 2)),
-        ({"input_tokens": 5, "output_tokens": 2, "cache_creation_input_tokens": None}, TokenUsage(5, 2)),
-        ({"input_tokens": 5}, None),
         ({"input_tokens": -1, "output_tokens": 2}, None),
         ({"input_tokens": 1, "output_tokens": 2**60}, None),
         (None, None),
@@ -138,12 +127,6 @@ async def test_stop_reasons_are_told_in_the_common_words(reason: str, finish: st
 async def test_cached_tokens_are_never_charged_below_the_bill(usage: Any, billed: TokenUsage | None) -> None:
     async with provider_for(response("200 OK", message(usage=usage))) as (provider, _):
         assert (await provider.complete(provider_request())).usage == billed
-
-
-def test_an_endless_id_or_stop_reason_is_cut() -> None:
-    answered = wire.Message(id="i" * 9000, content=[wire.Content("text", "x")], stop_reason="s" * 9000)
-    result = wire.result_of(answered)
-    assert (result.upstream_id, result.finish) == ("i" * 200, "s" * 200)
 
 
 async def test_only_text_blocks_are_the_answer_and_an_empty_one_is_an_answer() -> None:
@@ -193,12 +176,8 @@ async def test_unknown_events_and_other_deltas_are_skipped() -> None:
     [
         ("400 Bad Request", "invalid_request_error", False),
         ("401 Unauthorized", "authentication_error", False),
-        ("403 Forbidden", "permission_error", False),
-        ("404 Not Found", "not_found_error", False),
-        ("413 Payload Too Large", "request_too_large", False),
         ("429 Too Many Requests", "rate_limit_error", False),
         ("500 Internal Server Error", "api_error", None),
-        ("504 Gateway Timeout", "timeout_error", None),
         ("529 Overloaded", "overloaded_error", None),
     ],
 )
@@ -218,9 +197,7 @@ async def test_overloaded_is_a_refusal_where_the_operator_says_so() -> None:
     assert error.executed is None
 
 
-@pytest.mark.parametrize(
-    "body", [b"<html>busy</html>", b"", b"[]", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}']
-)
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}'])
 async def test_an_error_body_that_says_nothing_known_is_left_out(body: bytes) -> None:
     error, _ = await refusal(response("503 Busy", body))
     assert str(error) == "the upstream answered with HTTP status 503"
@@ -235,17 +212,10 @@ async def test_an_error_body_that_never_ends_does_not_hold_up_the_refusal_beyond
 @pytest.mark.parametrize(
     ("parts", "kind", "executed"),
     [
-        (
-            (START, BLOCK, text("x"), event("error", error={"type": "overloaded_error", "message": SECRET_PROMPT})),
-            "overloaded_error",
-            None,
-        ),
-        ((START, event("error", error={"type": "api_error", "message": "x"})), "api_error", None),
+        ((START, BLOCK, text("x"), event("error", error={"type": "api_error", "message": SECRET_PROMPT})), "api_error", None),
         ((event("error", error={"type": "the secret prompt"}),), "garbage", True),
         ((START, BLOCK, text("x"), CUT), "cut", None),
-        ((START, CUT), "cut", None),
         ((START, BLOCK, text("x")), "garbage", True),
-        ((START, BLOCK, b"data: {nonsense\n\n"), "garbage", True),
         ((START, BLOCK, b'data: {"type": 7}\n\n'), "garbage", True),
     ],
 )
@@ -260,19 +230,14 @@ async def test_a_stream_that_is_cut_behind_its_end_is_whole() -> None:
         assert (await pieces_of(provider, provider_request()))[-1].result is not None
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"{}", b'{"content": "x"}', b'{"content": [], "usage": {"input_tokens": 1, "output_tokens": 1}}', b"\xff"],
-)
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"content": [], "usage": {"input_tokens": 1, "output_tokens": 1}}', b"\xff"])
 async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
     error, requests = await refusal(response("200 OK", body))
     assert (error.kind, error.executed, requests) == ("garbage", True, 1)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "recording", [[HANG], streamed(START, *[PING, 0.02] * 200, ended=False), [*streamed(START, ended=False), HANG]]
-)
+@pytest.mark.parametrize("recording", [[HANG], streamed(START, *[PING, 0.02] * 200, ended=False)])
 async def test_the_total_deadline_holds_against_silence_and_pings(recording: Recording, streams: bool) -> None:
     error, requests = await refusal(recording, provider_request(deadline_s=0.4), streams=streams)
     assert (error.kind, error.executed, requests) == ("deadline", None, 1)
@@ -299,24 +264,7 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(caplog: pytest.L
     assert SECRET_PROMPT not in caplog.text and API_KEY not in caplog.text
 
 
-async def test_a_stream_left_early_closes_its_connection() -> None:
-    async with provider_for(streamed(START, BLOCK, text("x"), 0.05, *[text("y"), 0.01] * 12_000, ended=False), OK) as (
-        provider,
-        traffic,
-    ):
-        pieces = provider.stream(provider_request())
-        assert (await anext(pieces)).text == "x"
-        await pieces.aclose()
-        assert (await asyncio.wait_for(provider.complete(provider_request(deadline_s=60.0)), 60.0)).text == "forty-two"
-        assert len(traffic.bodies) == 2
-
-
 async def test_a_missing_key_is_told_at_the_start() -> None:
     provider = AnthropicProvider(AnthropicEndpoint(api_key_env="NO_KEY"), environ={})
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
         await provider.start()
-
-
-def test_a_base_url_that_cannot_be_used_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="unencrypted"):
-        AnthropicProvider(AnthropicEndpoint("http://elsewhere.example/v1"))

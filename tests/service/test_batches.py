@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing, asynccontextmanager
 
 import grpc
@@ -11,14 +10,14 @@ import pytest
 
 from coordinator.calls.admission import Gate
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.provider import ProviderError, ProviderResult
+from coordinator.providers.provider import ProviderResult
 from edge.core.errors import BudgetExhausted, CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
 from edge.core.types import TokenUsage
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
-from edge.rpc.errors import from_rpc_error, from_status
+from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, call_pb2, device_pb2_grpc
-from tests.service.in_process import CALLED, TOOLS, Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 
 CHARGE_UUSD = 10 + 2 * 5
 
@@ -80,25 +79,11 @@ async def test_a_batch_answers_every_call_once_and_a_bad_one_ends_nothing(make_c
     assert isinstance(outcomes["bad"], InvalidRequest) and (await client.get_budget("math")).calls == 20
 
 
-async def test_a_batch_bills_a_prompt_group_once_and_its_answers_can_be_recovered(make_client) -> None:
-    client = await make_client()
-    await client.open_step("math", 0, 4, 4, 0.5)
-    calls = [call(f"k{number}", step=0, prompt_id="group") for number in range(6)]
-    replies = [reply async for reply in client.complete_batch(of(calls), 5.0)]
-    assert sum(reply.outcome.charged_uusd > 0 for reply in replies) == 1
-    assert (await client.get_call("k3")).text == "WHAT IS 2+2?"
-
-
 async def test_a_batch_whose_budget_runs_out_answers_the_rest_with_the_refusal(make_client) -> None:
     client = await make_client(calls_limit=3)
     calls = [call(f"k{number}", f"question {number}") for number in range(5)]
     outcomes = [reply.outcome async for reply in client.complete_batch(of(calls), 5.0)]
     assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 2
-
-
-async def test_an_empty_batch_ends(make_client) -> None:
-    client = await make_client()
-    assert [reply async for reply in client.complete_batch(of([]), 5.0)] == []
 
 
 async def test_a_batch_can_be_left_early(make_client) -> None:
@@ -108,12 +93,6 @@ async def test_a_batch_can_be_left_early(make_client) -> None:
             assert reply.outcome.text
             break
     assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
-
-
-async def test_a_batch_carries_tools_and_their_calls(make_client) -> None:
-    client = await make_client()
-    (reply,) = [reply async for reply in client.complete_batch(of([call("k3", "third", openai_json=TOOLS)]), 5.0)]
-    assert json.loads(reply.outcome.openai_json) == {"finish_reason": "tool_calls", **json.loads(CALLED)}
 
 
 async def test_replies_come_in_the_order_of_the_answers(tmp_path) -> None:
@@ -131,15 +110,6 @@ async def test_replies_come_in_the_order_of_the_answers(tmp_path) -> None:
         last = await anext(replies)
         await replies.aclose()
     assert early == {"k1", "k2"} and last.call_key == "k0"
-
-
-async def test_a_batch_larger_than_what_may_be_under_way_is_answered_in_full(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    service = {"batch_items": 4}
-    gate = {"gate": Gate("default", 64, 64)}
-    async with running_coordinator(tmp_path, provider, service=service, alias_settings=gate), connected(tmp_path) as client:
-        outcomes = await replies_of(client, numbered(60))
-    assert len(outcomes) == 60 and {outcome.charged_uusd for outcome in outcomes.values()} == {CHARGE_UUSD}
 
 
 async def test_no_more_items_run_than_a_batch_may_have_under_way(tmp_path) -> None:
@@ -250,20 +220,6 @@ async def test_a_drain_answers_what_was_read_and_ends_the_stream_with_draining(t
     assert (reply.call_key, reply.outcome.text) == ("k1", "WHAT IS 2+2?")
     assert from_rpc_error(caught.value).reason == "DRAINING"
     assert await fleet_calls(store) == (1, 0)
-
-
-async def test_a_client_that_goes_away_in_the_middle_of_a_batch_does_not_kill_settlement(tmp_path) -> None:
-    held, store = Held(), MemoryLedgerStore()
-    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store):
-        async with connected(tmp_path) as leaving:
-            asking = asyncio.create_task(replies_of(leaving, [call("k1")]))
-            await held.reached.wait()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        held.release.set()
-        async with connected(tmp_path) as client:
-            assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
-        assert await fleet_calls(store) == (1, 0)
 
 
 class OlderService:
@@ -386,34 +342,6 @@ async def test_cancelling_a_running_call_frees_who_waits_and_it_is_still_charged
         await asyncio.gather(in_batch, return_exceptions=True)
 
 
-async def test_only_a_devices_own_call_can_be_cancelled(tmp_path) -> None:
-    held = Held()
-    async with (
-        running_coordinator(tmp_path, ProgrammedProvider(held)),
-        connected(tmp_path, "a") as a,
-        connected(tmp_path, "b") as b,
-    ):
-        running = asyncio.create_task(a.complete(call("k1"), 20.0))
-        await held.reached.wait()
-        with pytest.raises(NotFound):
-            await b.cancel_call("k1")
-        held.release.set()
-        assert (await running).text == "WHAT IS 2+2?"
-
-
-async def test_a_watch_sees_a_limit_that_an_administrator_changed(tmp_path) -> None:
-    async with (
-        running_coordinator(tmp_path, ProgrammedProvider()),
-        connected(tmp_path) as client,
-        raw_channel(tmp_path, "admin.sock") as admins,
-        aclosing(client.watch_budget("math")) as budgets,
-    ):
-        assert (await anext(budgets)).calls_limit is None
-        change = admin_pb2.SetBudgetRequest(scope="device", calls=admin_pb2.LimitChange(value=7))
-        await admin_pb2_grpc.AdminServiceStub(admins).SetBudget(change)
-        assert (await anext(budgets)).calls_limit == 7
-
-
 async def test_a_watch_sends_heartbeats_that_the_client_keeps_to_itself(tmp_path) -> None:
     service = {"watch_heartbeat_s": 0.02}
     async with running_coordinator(tmp_path, ProgrammedProvider(), service=service), connected(tmp_path) as client:
@@ -427,18 +355,6 @@ async def test_a_watch_sends_heartbeats_that_the_client_keeps_to_itself(tmp_path
             await client.complete(call(), 5.0)
             assert (await anext(budgets)).calls == 1
     assert kinds == ["budget", "heartbeat", "heartbeat"]
-
-
-async def test_a_watch_goes_on_after_a_restart_and_a_stopped_coordinator_is_told(tmp_path) -> None:
-    store = MemoryLedgerStore()
-    async with connected(tmp_path, connect_timeout_s=5.0) as client, aclosing(client.watch_budget("math")) as budgets:
-        async with running_coordinator(tmp_path, ProgrammedProvider(), store=store):
-            assert (await anext(budgets)).calls == 0
-        async with running_coordinator(tmp_path, ProgrammedProvider(), store=store):
-            await asyncio.gather(client.complete(call(), 10.0), until_calls(budgets, 1))
-    async with connected(tmp_path, connect_timeout_s=0.05, max_retries=1) as client:
-        with pytest.raises(CoordinatorUnavailable):
-            await anext(client.watch_budget("math"))
 
 
 async def test_connections_end_politely_when_they_are_old_and_the_client_notices_nothing(tmp_path) -> None:
@@ -487,17 +403,3 @@ async def test_a_reply_that_cannot_be_written_is_an_internal_error_and_ends_noth
         outcomes = await replies_of(client, calls)
     assert [outcomes[f"k{number}"].text for number in range(0, 12, 2)] == ["FINE"] * 6
     assert {outcomes[f"k{number}"].reason for number in range(1, 12, 2)} == {"INTERNAL"}
-
-
-async def test_an_upstream_that_asks_for_an_age_of_patience_ends_no_batch(tmp_path) -> None:
-    async def behave(request):
-        if request.messages[-1].content == "wait":
-            raise ProviderError("too many", kind="http_429", executed=False, retry_after_s=1e19)
-        return await answer(request)
-
-    async with running_coordinator(tmp_path, ProgrammedProvider(behave)), raw_channel(tmp_path) as channel:
-        stub = device_pb2_grpc.DeviceServiceStub(channel)
-        items = [call_pb2.CompleteBatchRequest(call=codec.encode_call(call(key, key))) for key in ("fine", "wait")]
-        replies = {reply.call_key: reply async for reply in stub.CompleteBatch(of(items), timeout=10.0)}
-    assert replies["fine"].finished.completion.text == "FINE"
-    assert from_status(replies["wait"].error).retry_after_s == 86400.0

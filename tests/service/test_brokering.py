@@ -8,10 +8,8 @@ import socket
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.calls.admission import Gate
-from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError, ProviderResult
@@ -25,7 +23,6 @@ from edge.core.errors import (
     KeyReused,
     NotFound,
     OutcomeUnknown,
-    Unpriced,
     UsageError,
 )
 from edge.core.types import TokenUsage
@@ -119,36 +116,6 @@ async def test_a_step_whose_calls_were_all_refused_is_no_discrepancy_and_the_ref
         assert len((await client.close_step("math", 1, StepUnits(128, 5))).discrepancies) == 1
 
 
-async def test_a_charged_failure_is_told_without_the_calls_key(tmp_path) -> None:
-    provider = ProgrammedProvider(failing(kind="http_500", executed=None))
-    async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-        with pytest.raises(OutcomeUnknown) as caught:
-            await client.complete(call("k1"), 5.0)
-    assert "key" not in str(caught.value) and "k1" not in str(caught.value) and not caught.value.hint
-
-
-async def test_an_equal_prompt_is_answered_from_the_cache_of_the_same_device_only(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    async with running_coordinator(tmp_path, provider), connected(tmp_path, "a") as a, connected(tmp_path, "b") as b:
-        first = await a.complete(call("k1"), 5.0)
-        second = await a.complete(call("k2"), 5.0)
-        other = await b.complete(call("k2"), 5.0)
-    assert (first.cached, second.cached, other.cached) == (False, True, False)
-    assert second.charged_uusd == 0 and len(provider.requests) == 2
-
-
-async def test_devices_do_not_see_each_others_calls(tmp_path) -> None:
-    async with (
-        running_coordinator(tmp_path, ProgrammedProvider()),
-        connected(tmp_path, "a") as a,
-        connected(tmp_path, "b") as b,
-    ):
-        await a.complete(call("k1"), 5.0)
-        with pytest.raises(NotFound):
-            await b.get_call("k1")
-        assert (await b.get_budget("math")).calls == 0
-
-
 async def test_a_client_that_goes_away_does_not_kill_settlement(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
@@ -182,22 +149,6 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
     assert len(provider.requests) == 1
 
 
-async def test_a_full_queue_is_overloaded_with_a_delay(tmp_path) -> None:
-    held = Held()
-    settings = {"gate": Gate("default", 1, 0)}
-    async with (
-        running_coordinator(tmp_path, ProgrammedProvider(held), alias_settings=settings),
-        connected(tmp_path, **FAST) as client,
-    ):
-        first = asyncio.create_task(client.complete(call("k1", "one"), 10.0))
-        await held.reached.wait()
-        with pytest.raises(CoordinatorUnavailable) as caught:
-            await client.complete(call("k2", "two"), 10.0)
-        held.release.set()
-        await first
-    assert caught.value.reason == "OVERLOADED" and caught.value.retry_after_s == 1.0
-
-
 async def test_an_upstream_that_never_took_the_call_costs_nothing_and_the_key_can_be_used_again(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
@@ -207,17 +158,6 @@ async def test_an_upstream_that_never_took_the_call_costs_nothing_and_the_key_ca
         provider.behaviour = answer
         assert (await client.complete(call(), 5.0)).charged_uusd == CHARGE_UUSD
     assert [request.idempotency_key for request in provider.requests] == ["local|k1|1", "local|k1|2"]
-
-
-async def test_the_client_itself_retries_what_was_not_taken_with_the_same_key(tmp_path) -> None:
-    async def recovers(request):
-        provider.behaviour = answer
-        return await failing(kind="refused", executed=False)(request)
-
-    provider = ProgrammedProvider(recovers)
-    async with running_coordinator(tmp_path, provider), connected(tmp_path, first_backoff_s=0.05) as client:
-        answered = await client.complete(call(), 10.0)
-    assert answered.text == "WHAT IS 2+2?" and len(provider.requests) == 2
 
 
 @pytest.mark.parametrize(("executed", "state"), [(None, CallState.IN_DOUBT), (True, CallState.FAILED)])
@@ -246,13 +186,6 @@ async def test_an_upstream_that_hangs_beyond_every_promise_is_cut_and_charged_in
         with pytest.raises(OutcomeUnknown):
             await client.complete(call(), 10.0)
         assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
-
-
-async def test_the_clients_deadline_reaches_the_upstream(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-        await client.complete(call(), 15.0)
-    assert 1.0 < provider.requests[0].deadline_s < 15.0
 
 
 async def test_a_bug_in_a_provider_is_charged_in_doubt_and_tells_nothing_to_the_outside(tmp_path) -> None:
@@ -291,18 +224,6 @@ async def test_a_settlement_waits_for_a_ledger_that_heals(tmp_path) -> None:
         assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_a_model_without_a_price_or_without_a_name_is_refused(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    async with running_coordinator(tmp_path, provider, alias_settings={"price": None}), connected(tmp_path) as client:
-        with pytest.raises(Unpriced):
-            await client.complete(call(), 5.0)
-        with pytest.raises(NotFound, match="default"):
-            await client.complete(call(model_alias="gpt-none"), 5.0)
-        with pytest.raises(InvalidRequest, match="at most 1000"):
-            await client.complete(call(max_output_tokens=1001), 5.0)
-    assert provider.requests == []
-
-
 async def test_unknown_tasks_are_refused_where_tasks_are_named(tmp_path) -> None:
     tasks = {"math": {"target_rate": 0.2, "target_rate_from_device": False}}
     async with running_coordinator(tmp_path, ProgrammedProvider(), tasks=tasks), connected(tmp_path) as client:
@@ -311,111 +232,37 @@ async def test_unknown_tasks_are_refused_where_tasks_are_named(tmp_path) -> None
         assert (await client.open_step("math", 0, 4, 4, 0.9)).target_rate == 0.2
 
 
-@pytest.mark.parametrize("label", ["", "a b", "x" * 65, "../etc", "a|b", "a@b", "a]"])
-async def test_a_malformed_task_label_is_refused(tmp_path, label) -> None:
+async def test_a_task_label_that_could_be_taken_for_a_part_of_a_key_is_refused(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
-        with pytest.raises(InvalidRequest):
-            await client.get_budget(label)
+        for label in ("", "a b", "../etc", "a|b", "a@b", "a]"):
+            with pytest.raises(InvalidRequest):
+                await client.get_budget(label)
 
 
-async def test_a_malformed_device_id_is_refused(tmp_path) -> None:
-    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path, "no spaces") as client:
-        with pytest.raises(InvalidRequest, match="device-id"):
-            await client.get_budget("math")
+async def whole(client: GrpcCoordinatorClient) -> str:
+    return (await client.complete(call(), 10.0)).text
 
 
-async def test_a_message_over_the_size_limit_is_refused_and_costs_nothing(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    service = {"max_message_bytes": 2048}
-    async with running_coordinator(tmp_path, provider, service=service), connected(tmp_path) as client:
-        with pytest.raises(InvalidRequest):
-            await client.complete(call(prompt="x" * 5000), 5.0)
-    assert provider.requests == []
+async def streamed(client: GrpcCoordinatorClient) -> str:
+    deltas = [delta async for delta in client.stream_complete(call(), 10.0)]
+    assert deltas[-1].completion is not None
+    return "".join(delta.text for delta in deltas)
 
 
-async def test_text_that_the_wire_cannot_carry_is_refused_before_it_is_sent(tmp_path) -> None:
-    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
-        with pytest.raises(InvalidRequest):
-            await client.complete(call(prompt="\ud800"), 5.0)
-
-
-async def test_too_many_requests_at_once_are_overloaded(tmp_path) -> None:
-    held = Held()
-    service = {"max_rpcs": 1}
-    async with running_coordinator(tmp_path, ProgrammedProvider(held), service=service), connected(tmp_path, **FAST) as client:
-        first = asyncio.create_task(client.complete(call("k1"), 10.0))
-        await held.reached.wait()
-        with pytest.raises(CoordinatorUnavailable) as caught:
-            await client.get_budget("math")
-        held.release.set()
-        await first
-        assert caught.value.reason == "OVERLOADED"
-
-
-async def test_an_unreachable_coordinator_is_told_quickly_and_without_retries(tmp_path) -> None:
-    async with connected(tmp_path, connect_timeout_s=0.2) as client:
-        with pytest.raises(CoordinatorUnavailable) as caught:
-            await asyncio.wait_for(client.complete(call(), 60.0), 10.0)
-    assert caught.value.reason == "UNREACHABLE" and "edge-coordinator serve" in caught.value.hint
-
-
-async def test_something_else_at_the_address_is_unreachable(tmp_path) -> None:
-    async def talk(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        writer.close()
-
-    listener = await asyncio.start_unix_server(talk, tmp_path / "c.sock")
-    async with connected(tmp_path, connect_timeout_s=0.3) as client:
-        with pytest.raises(CoordinatorUnavailable):
-            await client.get_budget("math")
-    listener.close()
-    await listener.wait_closed()
-
-
-async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path) -> None:
+@pytest.mark.parametrize("ask", [whole, streamed])
+async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path, ask) -> None:
     """A forwarder cuts the connection after the request went through; the client finds the answer by its key."""
     held, store = Held(), MemoryLedgerStore()
     provider = ProgrammedProvider(held)
     async with running_coordinator(tmp_path, provider, store=store), CuttingForwarder(tmp_path) as forwarder:
         client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
-        asking = asyncio.create_task(client.complete(call(), 10.0))
+        asking = asyncio.create_task(ask(client))
         await held.reached.wait()
         forwarder.cut()
         held.release.set()
-        assert (await asking).text == "WHAT IS 2+2?"
+        assert await asking == "WHAT IS 2+2?"
         await client.aclose()
         assert len(provider.requests) == 1 and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
-
-
-async def test_a_stream_whose_connection_breaks_is_finished_from_the_stored_answer(tmp_path) -> None:
-    held, store = Held(), MemoryLedgerStore()
-    async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), CuttingForwarder(tmp_path) as forwarder:
-        client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
-
-        async def read() -> list:
-            return [delta async for delta in client.stream_complete(call(), 10.0)]
-
-        reading = asyncio.create_task(read())
-        await held.reached.wait()
-        forwarder.cut()
-        held.release.set()
-        deltas = await reading
-        assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?" and deltas[-1].completion is not None
-        await client.aclose()
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
-
-
-async def test_a_stream_shows_the_answer_piece_by_piece(tmp_path) -> None:
-    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
-        deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
-    assert [delta.text for delta in deltas] == [*"WHAT IS 2+2?", ""]
-
-
-async def test_a_failing_stream_raises_the_typed_error(tmp_path) -> None:
-    provider = ProgrammedProvider(failing(kind="garbage", executed=True))
-    async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-        with pytest.raises(OutcomeUnknown):
-            _ = [delta async for delta in client.stream_complete(call(), 5.0)]
 
 
 async def test_draining_settles_what_runs_and_refuses_what_is_new(tmp_path) -> None:
@@ -459,7 +306,7 @@ async def test_what_outlives_the_grace_of_a_drain_is_charged_in_doubt(tmp_path) 
     assert (await store.get_call("local", "k1")).state is CallState.IN_DOUBT
 
 
-async def test_health_and_reflection_answer(tmp_path) -> None:
+async def test_health_is_told_of_the_service_that_is_there_and_of_no_other(tmp_path) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider()),
         grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
@@ -468,11 +315,9 @@ async def test_health_and_reflection_answer(tmp_path) -> None:
         for service in ("", SERVICE):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        asking = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        listed = await asking.read()
-        assert SERVICE in {service.name for service in listed.list_services_response.service}
-        asking.cancel()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_tcp_on_loopback_works_and_tells_the_port_it_took(tmp_path) -> None:
@@ -485,23 +330,10 @@ async def test_tcp_on_loopback_works_and_tells_the_port_it_took(tmp_path) -> Non
         await client.aclose()
 
 
-def test_plaintext_leaves_this_machine_only_when_told_so() -> None:
-    with pytest.raises(UsageError, match="unencrypted"):
-        GrpcCoordinatorClient("10.0.0.1:7443")
-    GrpcCoordinatorClient("10.0.0.1:7443", allow_insecure=True)
-
-
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:99999", ":1", "unix:", "unix:" + "x" * 200])
 def test_a_malformed_address_is_wrong_usage(address) -> None:
     with pytest.raises(UsageError):
         GrpcCoordinatorClient(address)
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:0"])
-async def test_plaintext_is_not_served_to_other_machines(tmp_path, address) -> None:
-    with pytest.raises(ConfigError, match="unencrypted"):
-        async with running_coordinator(tmp_path, ProgrammedProvider(), listen=(address,)):
-            pass
 
 
 async def test_an_address_in_use_is_a_config_error(tmp_path) -> None:
@@ -535,13 +367,6 @@ async def test_a_file_in_the_sockets_place_is_kept(tmp_path) -> None:
         async with running_coordinator(tmp_path, ProgrammedProvider()):
             pass
     assert (tmp_path / "c.sock").read_text() == "precious"
-
-
-def test_a_coordinator_needs_somewhere_to_listen() -> None:
-    from coordinator.app import Coordinator
-
-    with pytest.raises(ConfigError, match="nowhere to listen"):
-        Coordinator(CoordinatorConfig(listen=()))
 
 
 class CuttingForwarder:

@@ -14,7 +14,7 @@ from edge.app import build_agent
 from edge.cli import main
 from edge.cloud.embedded import EmbeddedCoordinator
 from edge.config.schema import AgentConfig
-from edge.core.errors import BudgetExhausted, CoordinatorError, UsageError
+from edge.core.errors import BudgetExhausted, CoordinatorError
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.serve.running_agent import RunningAgent
@@ -42,9 +42,6 @@ async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Pa
         with pytest.raises(BudgetExhausted) as refused:
             await agent.answerer.answer(question(2))
         assert "0.00002 USD" in str(refused.value)
-        report = await control.report(0.0)
-        assert report["target"] == (await control.budget())["target"], "one target everywhere"
-        assert report["cloud_name"] == budgets["cloud_name"] == "practice cloud, nothing is charged"
     async with build_agent(config, MemorySink()) as agent:
         with pytest.raises(CoordinatorError):
             await agent.answerer.answer(question(3))
@@ -73,8 +70,7 @@ async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no
 def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "state")]
     assert main(["budget", "limit", "--spend", "5", "--calls", "100", "--per", "month", *place]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("limit: 5.00 USD and 100 calls a month") and "is new" in said.err
+    assert capsys.readouterr().out.startswith("limit: 5.00 USD and 100 calls a month")
     assert main(["budget", "limit", "--calls", "off", "--json", *place]) == 0
     limits = json.loads(capsys.readouterr().out)["limits"]
     assert (limits["spend_limit_uusd"], limits["calls_limit"], limits["period"]) == (5_000_000, None, "month")
@@ -97,12 +93,3 @@ def test_where_another_coordinator_rules_its_operator_is_named(tmp_path: Path, c
     options = ["--state", str(tmp_path / "state"), "--coordinator", "127.0.0.1:9"]
     assert main(["budget", "limit", "--spend", "5", *options]) == 2
     assert "127.0.0.1:9" in (told := capsys.readouterr().err) and "edge-coordinator budget set" in told
-
-
-async def test_a_running_agent_of_another_coordinator_refuses_alike(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "state").model_copy(update={"mode": "local-only"})
-    coordinator = config.coordinator.model_copy(update={"address": "127.0.0.1:9", "allow_insecure": True})
-    async with build_agent(config.model_copy(update={"coordinator": coordinator}), MemorySink()) as agent:
-        with pytest.raises(UsageError, match=r"127\.0\.0\.1:9"):
-            await RunningAgent(agent).set_limits({"calls_limit": 5})
-        assert (await RunningAgent(agent).budget())["limits"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -53,19 +54,26 @@ async def running(world: World, used: Path) -> AsyncIterator[str]:
 
 def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "show", "--state", str(used)]) == 0
-    out = capsys.readouterr().out.splitlines()
-    device = ["device   this device in all", "calls    12 of 20", "tokens   0 (unlimited)", "spend    0.00084 USD (unlimited)"]
-    limit = ["limit    20 calls in all", ""]  # nor a practice cloud, as this configuration has: the folder's was paid
-    assert out[1:10] == [*limit, *device, "state    ok", "", "task     chat"] and out[0].startswith("target   the model decides")
-    assert out[10].startswith("used     12 calls, ") and out[10].endswith(", 0.00084 USD by this task alone")
-    assert out[11] == "dial     off, the model decides alone; 50.0 % of the last 24 asked"
+    out = capsys.readouterr().out
+    for part in (
+        "limit    20 calls in all",
+        "calls    12 of 20",
+        "spend    0.00084 USD (unlimited)",
+        "50.0 % of the last 24 asked",
+    ):
+        assert part in out
     assert "task     math" in out, "the label that is learned shares the budget, which was reported for the other one"
-    assert out[-1].startswith("(as last known in the state folder")
     assert not (used / "coordinator").exists()
 
 
-def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_agent(
-    used: Path, capsys: pytest.CaptureFixture[str]
+async def is_steered(world: World) -> None:
+    async with world.agent() as agent:
+        dial = agent.budgets.dial()
+        assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
+
+
+def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
+    world: World, used: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ["--state", str(used)]
     assert main(["budget", "set", "15%", *place]) == 0
@@ -78,45 +86,25 @@ def test_the_dial_and_the_pause_are_set_in_an_idle_folder_and_hold_for_the_next_
         "chat": (0.15, "paused"), "math": (0.15, "paused"), "code": (0.4, "paused"),
     }  # fmt: skip
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
+    asyncio.run(is_steered(world))
+    with StateFolder(used):
+        assert main(["budget", "show", *place]) == 0, "a folder that an agent holds can be looked at"
+        assert main(["budget", "set", "15%", *place]) == 1
+    assert "another agent is using this state folder" in capsys.readouterr().err
     assert main(["budget", "resume", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out)["switched_off"] == ""
     assert main(["budget", "set", "off", *place]) == 0
     assert main(["budget", "set", "15", *place]) == 2
 
 
-async def test_what_was_set_in_an_idle_folder_steers_the_next_agent(world: World, used: Path) -> None:
-    assert (await edge_agent("budget", "set", "15%", "--state", str(used)))[0] == 0
-    assert (await edge_agent("budget", "pause", "--state", str(used)))[0] == 0
-    async with world.agent() as agent:
-        assert (agent.budgets.dial().target_rate, agent.budgets.dial().known_log_odds, agent.budgets.quota().state) == (
-            0.15,
-            24,
-            "paused",
-        )
-
-
-def test_a_folder_that_an_agent_holds_can_be_looked_at_and_not_changed(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["--state", str(used)]
-    with StateFolder(used):
-        assert main(["budget", "show", *place]) == 0
-        assert main(["why", "a4", *place]) == 0
-        assert main(["whatif", "--target-rate", "10%", *place]) == 0
-        assert "calls    12 of 20" in capsys.readouterr().out
-        assert main(["budget", "set", "15%", *place]) == 1
-    assert capsys.readouterr().err.startswith(
-        f"error: {used}: another agent is using this state folder; if it was started just now, try again"
-    )
-
-
-def test_a_folder_in_which_nothing_happened_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_which_nothing_happened_says_so_and_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "none")]
     assert main(["budget", "show", *place]) == 0
-    assert capsys.readouterr().out.count("nothing was asked or learned here yet\ndial     off") == 1
-    assert main(["whatif", "--sweep", *place]) == 1
-    assert "0 recorded answers are too few" in capsys.readouterr().err
-    assert main(["whatif", *place]) == 2
-    assert main(["why", "x", *place]) == 1
-    assert "nothing was asked" in capsys.readouterr().err
+    assert "nothing was asked or learned here yet" in capsys.readouterr().out
+    assert (main(["whatif", "--sweep", *place]), main(["whatif", *place]), main(["why", "x", *place])) == (1, 2, 1)
+    for words in (["pause"], ["budget", "set", "10%"], ["budget", "pause"]):
+        assert main([*words, *place]) == 1
+        assert "no agent has used the state folder" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -124,16 +112,12 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
     place = ["--state", str(used)]
     assert main(["why", "a4", *place]) == 0
     out = capsys.readouterr().out
-    assert "it asked, and the cloud answered" in out
-    assert "completed, " in out and "(from the record); the embedded coordinator is not running; key " in out
-    assert "quota then:" in out
+    assert "it asked, and the cloud answered" in out and "the embedded coordinator is not running" in out
     assert main(["whatif", "--sweep", "--target-rate", "25%", *place]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[0].split("  ")[0] == "rate asked"
     assert [line.split("  ")[0] for line in table[1:11]] == [
         "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
     ]  # fmt: skip
-    assert "over 24 recorded answers" in table[11]
     assert main(["whatif", "--target-rate", "0.25", "--task", "chat", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
@@ -151,16 +135,14 @@ async def test_a_coordinator_that_is_there_tells_the_budget_though_no_agent_runs
 
 async def test_a_running_agent_is_steered_through_its_endpoint(used: Path, running: str) -> None:
     place = ("--state", str(used))
-    code, out, _ = await edge_agent("budget", "set", "20%", *place)
-    assert (code, out) == (0, "every task: 20 % of questions may ask, from the next question on\n")
+    assert (await edge_agent("budget", "set", "20%", *place))[0] == 0
     code, out, _ = await edge_agent("budget", "pause", "--json", *place)
     budgets = json.loads(out)
     assert (budgets["origin"], budgets["paused"], budgets["tasks"][0]["state"]) == ("agent", True, "paused")
-    code, out, _ = await edge_agent("ask", "What is 4 + 1?", "--json", *place)
-    assert (json.loads(out)["source"], json.loads(out)["quota"]["state"]) == ("local", "paused")
-    assert (await edge_agent("budget", "resume", *place))[1] == "resumed: the cloud may be asked again\n"
-    code, out, _ = await edge_agent("budget", "show", *place)
-    assert "dial     20 % of questions may ask" in out
+    assert (budgets["target_rate"], code) == (0.2, 0)
+    answer = json.loads((await edge_agent("ask", "What is 4 + 1?", "--json", *place))[1])
+    assert (answer["source"], answer["quota"]["state"]) == ("local", "paused")
+    assert (await edge_agent("budget", "resume", *place))[0] == 0
     code, out, _ = await edge_agent("whatif", "--target-rate", "10%", *place)
     assert code == 0 and "over 25 recorded answers" in out
     code, out, _ = await edge_agent("why", "a4", *place)
@@ -170,18 +152,13 @@ async def test_a_running_agent_is_steered_through_its_endpoint(used: Path, runni
 BAD: list[tuple[str, Any, str | None]] = [
     ("/api/budget", {"target_rate": 1.5}, "target_rate"),
     ("/api/budget", {"task": "math"}, "target_rate"),
-    ("/api/budget", {"target_rate": True}, "target_rate"),
     ("/api/budget", {"target_rate": 0.1, "task": 7}, "task"),
     ("/api/budget/pause", {"paused": 1}, "paused"),
-    ("/api/budget", {"target_rate": "30"}, "target_rate"),
-    ("/api/budget/limit", {"spend_limit_uusd": 0.5}, "spend_limit_uusd"),
     ("/api/budget/limit", {"period": "fortnight"}, "period"),
     ("/api/budget/limit", {}, None),
     ("/api/budget/limit", {"off": True, "calls_limit": 4}, None),
     ("/api/whatif", {}, "target_rate"),
     ("/api/budget", {"target_rate": 0.1, "task": "<img src=x onerror=alert(1)>"}, "task"),
-    ("/api/budget", {"target_rate": 0.1, "task": "a" * 65}, "task"),
-    ("/api/whatif", {"target_rate": 0.1, "task": "no label"}, "task"),
     ("/api/whatif", {"target_rate": [0.1, "x"]}, "target_rate"),
     ("/api/whatif", {"target_rate": 0.1, "last": 0}, "last"),
 ]
@@ -213,34 +190,15 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
             assert (await reply.json())["quota"]["task"] == "chat"
 
 
-@pytest.mark.parametrize(
-    "words", [["pause"], ["resume"], ["budget", "set", "10%"], ["budget", "pause"], ["budget", "resume"]], ids=" ".join
-)
-def test_a_folder_that_no_agent_has_used_is_not_made_by_a_slip_of_the_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert main([*words, "--state", str(tmp_path / "typo")]) == 1
-    assert "no agent has used the state folder" in capsys.readouterr().err
-    assert not (tmp_path / "typo").exists()
-
-
-def test_a_label_that_nobody_knows_is_obeyed_and_told(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["budget", "set", "10%", "--task", "nosuch", "--state", str(used)]) == 0
-    assert "no task of the label nosuch is known yet (known: chat, math)" in capsys.readouterr().err
-    for label in ("math", "chat"):
-        assert main(["budget", "set", "10%", "--task", label, "--state", str(used)]) == 0
-        assert "known" not in capsys.readouterr().err
-
-
-def test_a_mistyped_label_is_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_that_nobody_knows_is_obeyed_told_and_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
     assert main(["budget", "set", "10%", "--task", "typo", *place]) == 0
+    assert "no task of the label typo is known yet (known: chat, math)" in capsys.readouterr().err
     assert main(["budget", "forget", "typo", *place]) == 0
-    assert "task typo is forgotten; what it spent stays spent" in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["budget", "show", "--json", *place]) == 0
     assert [task["task"] for task in json.loads(capsys.readouterr().out)["tasks"]] == ["chat", "math"]
     assert main(["budget", "forget", "typo", *place]) == 1
-    assert "no task of the label typo has a dial; edge-agent budget show lists the tasks" in capsys.readouterr().err
     assert main(["budget", "forget", "no label", *place]) == 2
 
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
+
+from tests.service.warm_commands import run_command
 
 SETTINGS = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=24", "gate.enabled=false")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]
 THREADS = ["--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
 
 
-def edge_agent(*words: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "edge.cli", *words], capture_output=True, text=True, timeout=300, check=False)
-    assert "Traceback" not in done.stderr
-    return done
+def edge_agent(*words: str) -> str:
+    """What it prints; `learn` would start itself anew for the sake of its memory, and is told not to."""
+    code, out, err = run_command("edge.cli", *words, environment={**os.environ, "EDGE_AGENT_ALLOCATOR": "tuned"})
+    assert code == 0 and "Traceback" not in err, err
+    return out
 
 
 def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
     run = tmp_path / "run"
     learn = ["learn", "--tasks", "practice:arith", "--out", str(run), "--seed", "3", "--target-rate", "0.2", *SMALL, *THREADS]
 
-    first = edge_agent(*learn, "--steps", "1", "--eval-limit", "2")
-    assert first.returncode == 0, first.stderr
-    assert "step 1/1" in first.stderr
-    assert f"run folder {run}" in first.stdout
-
-    second = edge_agent(*learn, "--steps", "2", "--eval-limit", "2", "--json")
-    assert second.returncode == 0, second.stderr
-    events = [json.loads(line) for line in second.stdout.splitlines()]
+    assert f"run folder {run}" in edge_agent(*learn, "--steps", "1", "--eval-limit", "2")
+    events = [json.loads(line) for line in edge_agent(*learn, "--steps", "2", "--eval-limit", "2", "--json").splitlines()]
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [2]
     assert events[-1]["kind"] == "run_finished"
 
@@ -41,7 +37,5 @@ def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_
     assert len((run / "metrics.csv").read_text(encoding="utf-8").splitlines()) == 3
     assert {path.suffix for path in run.iterdir()} >= {".png", ".csv", ".jsonl", ".yaml", ".json"}
 
-    report = edge_agent("eval", "--run", str(run), "--limit", "3", "--local-only", "--json", *THREADS)
-    assert report.returncode == 0, report.stderr
-    body = json.loads(report.stdout)
+    body = json.loads(edge_agent("eval", "--run", str(run), "--limit", "3", "--local-only", "--json", *THREADS))
     assert (body["scores"]["items"], body["adapter"], body["with_cloud"]) == (3, str(run / "adapter"), False)

@@ -6,9 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
-from edge.core.gguf_header import read_header
+from edge.cli import main
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.service.hub_server import Hub, serving
@@ -85,31 +87,41 @@ def test_a_wrong_checksum_is_told_and_leaves_nothing(agent, hub: Hub, tmp_path: 
     ("arguments", "words"),
     [
         (("pull", "maker/nothing"), "no such model"),
-        (("pull", "maker/private"), "log in with"),
         (("pull", "maker/gated"), "accepted its terms"),
         (("pull", "maker/broken"), "the hub failed (500)"),
         (("pull", REPO, "--file", "other.gguf"), "no file other.gguf"),
         (("pull", REPO, "--revision", "v9"), "no revision 'v9'"),
         (("pull", "what is this"), "OWNER/NAME"),
-        (("pull", "./missing.gguf"), "no such model file"),
         (("show", "maker/nothing"), "fetch it first: edge-agent models pull maker/nothing"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line_with_a_way_on(agent, hub: Hub, tmp_path: Path, arguments, words: str) -> None:
-    hub.statuses |= {"maker/private": (401, ""), "maker/gated": (403, "GatedRepo"), "maker/broken": (500, "")}
+    hub.statuses |= {"maker/gated": (403, "GatedRepo"), "maker/broken": (500, "")}
     code, out, error = agent(*arguments)
     assert code in (1, 2) and out == "" and words in error
     assert blobs(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"), ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached")],
-)
-def test_without_a_network_the_way_on_is_a_local_file(agent, environment: dict[str, str], words: str) -> None:
+def test_offline_the_way_on_is_a_local_file(agent) -> None:
     for arguments in (("pull", REPO), ("pull", REPO, "--file", "tiny-q8_0.gguf")):
-        code, _, error = agent(*arguments, **environment)
-        assert code == 1 and words in error and "edge-agent models pull PATH" in error
+        code, _, error = agent(*arguments, HF_HUB_OFFLINE="1")
+        assert code == 1 and "HF_HUB_OFFLINE" in error and "edge-agent models pull PATH" in error
+
+
+@pytest.mark.parametrize("arguments", [(REPO,), (REPO, "--file", "tiny-q8_0.gguf")], ids=["chosen", "named"])
+def test_without_a_network_the_way_on_is_a_local_file(monkeypatch, capsys, tmp_path: Path, arguments) -> None:
+    """In this process, since the library itself tries for many seconds."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setenv("EDGE_AGENT_MODELS", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    assert main(["models", "pull", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be reached" in error and "edge-agent models pull PATH" in error
 
 
 def test_one_of_several_files_is_chosen_or_asked_for(agent, hub: Hub, tiny: bytes) -> None:
@@ -143,8 +155,6 @@ def test_a_local_file_is_taken_into_the_models_folder_once(agent, tiny: bytes, t
     (tmp_path / "mine.gguf").write_bytes(tiny)
     code, out, told = agent("pull", str(tmp_path / "mine.gguf"))
     assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in told
-    code, _, error = agent("pull", str(tmp_path))
-    assert code == 2 and "--file" in error
     (tmp_path / "mine.gguf").write_bytes(tiny + b"\0")
     code, _, error = agent("pull", str(tmp_path / "mine.gguf"))
     assert code == 2 and "--force" in error
@@ -157,27 +167,9 @@ def test_quantising_refuses_what_is_narrow_already_taken_or_damaged(agent, tiny:
     source.write_bytes(tiny)
     code, _, error = agent("quantize", str(source), str(out), "--type", "Q4_K_M")
     assert code == 1 and "requantiz" in error and "f16, bf16 or f32" in error
-    code, _, error = agent("quantize", str(source), str(out), "--type", "Q99")
-    assert code == 2 and "Q4_K_M" in error
-    code, _, error = agent("quantize", str(source), str(source), "--force")
-    assert code == 2 and "is the file that is read" in error
     source.write_bytes(tiny[: len(tiny) // 2])
     code, _, error = agent("quantize", str(source), str(out))
     assert code == 1 and str(source) in error
     out.write_text("taken")
     code, _, error = agent("quantize", str(source), str(out))
     assert code == 2 and "--force" in error
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".gguf" or path.name.startswith(".")) == [
-        "out.gguf",
-        "tiny.gguf",
-    ]
-
-
-def test_a_damaged_header_is_told_wherever_it_is_cut(tiny: bytes, tmp_path: Path) -> None:
-    from edge.core.errors import ModelFileError
-
-    file = tmp_path / "cut.gguf"
-    for length in (0, 3, 10, 23, 60, 500, 5_000):
-        file.write_bytes(tiny[:length])
-        with pytest.raises(ModelFileError, match=r"cut\.gguf"):
-            read_header(file)

@@ -45,16 +45,3 @@ def test_a_trained_router_decides_in_an_evaluation(tmp_path: Path) -> None:
     assert everything["policy"].startswith("router ")
     assert (everything["scores"]["assist_rate"] > 0.8, nothing["scores"]["assist_rate"]) == (True, 0.0)
     assert everything["scores"]["forced_local_accuracy"] == nothing["scores"]["forced_local_accuracy"]
-
-
-def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "taken.onnx").write_bytes(b"mine")
-    for words, code, said in (
-        (["router", "train", str(tmp_path / "taken.onnx")], 2, "exists already"),
-        (["router", "train", str(tmp_path / "none" / "r.onnx")], 2, "no file can be written there"),
-        (["eval", "--set", "routing.policy=router", "--set", f"routing.router={tmp_path / 'taken.onnx'}"], 1, "cannot use it"),
-    ):
-        done = command(*words)
-        assert (done.returncode, done.stdout) == (code, "")
-        assert said in done.stderr.splitlines()[-1] or said in done.stderr
-    assert (tmp_path / "taken.onnx").read_bytes() == b"mine"

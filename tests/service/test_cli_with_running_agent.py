@@ -1,22 +1,29 @@
-"""`ask`, `chat`, `why` and `budget` use the agent that already runs on the state folder. Processes of their own, scripted answers."""
+"""`ask`, `chat`, `feedback` and others use the agent that already runs on the state folder: what they ask, what they print, how they end in
+scripts and pipes. Processes of their own, scripted answers."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edge.cli import main
 from edge.cli.remote import announced, running_agent
-from edge.core.errors import CloudOff, ContextOverflow, CoordinatorUnavailable
+from edge.core.errors import BudgetExhausted, CloudOff, ContextOverflow, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.serve.token_file import make_token
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.service.warm_commands import edge_agent
+from tests.service.warm_commands import Ended, edge_agent
 
 SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
@@ -29,36 +36,121 @@ def answers() -> ScriptedAnswers:
     return ScriptedAnswers(SAID, note=NOTE)
 
 
-@pytest.fixture
-def control(answers: ScriptedAnswers) -> ScriptedControl:
-    return ScriptedControl(answers)
+class Judged(ScriptedControl):
+    """Keeps every verdict, in order."""
+
+    def __init__(self, answers: ScriptedAnswers) -> None:
+        super().__init__(answers)
+        self.judged: list[Mapping[str, Any]] = []
+
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+        kept = await super().feedback(answer_id, verdict, correction)
+        self.judged.append(kept)
+        return kept
 
 
 @pytest.fixture
-async def state(answers: ScriptedAnswers, control: ScriptedControl, tmp_path: Path) -> AsyncIterator[Path]:
+def control(answers: ScriptedAnswers) -> Judged:
+    return Judged(answers)
+
+
+@pytest.fixture
+async def state(answers: ScriptedAnswers, control: Judged, tmp_path: Path) -> AsyncIterator[Path]:
     async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path
 
 
-async def test_ask_prints_the_answer_alone_on_stdout_and_its_source_on_stderr(state: Path) -> None:
-    code, out, err = await edge_agent("ask", "2+2?", "--state", str(state))
+async def ask(state: Path, *words: str, **more: Any) -> Ended:
+    return await edge_agent("ask", "2+2?", *words, "--state", str(state), **more)
+
+
+async def test_the_answer_alone_is_on_stdout_and_its_source_on_stderr_or_all_in_json(
+    state: Path, answers: ScriptedAnswers
+) -> None:
+    code, out, err = await ask(state)
     assert (code, out) == (0, "4\n")
     assert err.startswith("answered locally (answered on this device) · help log-odds -1.50 · λ 0.500 · adapter 6 · 0.4 s · id ")
-
-
-async def test_ask_reads_a_pipe_and_gives_json(state: Path, answers: ScriptedAnswers) -> None:
-    code, out, err = await edge_agent("ask", "--json", "--local-only", "--state", str(state), stdin="2+2?\n")
+    assert (await ask(state, "--full"))[1] == "Step 1: 2+2=4\n4\n"
+    code, out, err = await edge_agent("ask", "--json", "--local-only", "--state", str(state), stdin="3+3?\n")
     answer = json.loads(out)
     assert (code, err) == (0, "")
     assert (answer["answer"], answer["content"], answer["source"], answer["adapter_version"]) == ("4", "\\boxed{4}", "local", 6)
-    assert answers.asked[0].messages[0].content == "2+2?"
-    assert answers.asked[0].mode == "local-only"
+    assert (answers.asked[-1].messages[0].content, answers.asked[-1].mode) == ("3+3?", "local-only")
 
 
-async def test_ask_shows_the_reasoning_when_wanted(state: Path) -> None:
-    _, out, _ = await edge_agent("ask", "--full", "2+2?", "--state", str(state))
-    assert out == "Step 1: 2+2=4\n4\n"
+async def test_files_what_is_piped_in_and_options_reach_the_agent(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha\n")
+    (tmp_path / "b.md").write_text("beta")
+    files = ("--file", str(tmp_path / "a.txt"), "--file", str(tmp_path / "b.md"))
+    options = ("--cloud", "--max-tokens", "7", "--temperature", "0.5", "--seed", "11", "--task", "arith:easy")
+    code, out, _ = await ask(state, *files, "--system", "Be brief.", *options, stdin="gamma\n")
+    assert (code, out) == (0, "4\n")
+    question = answers.asked[0]
+    system, user = question.messages
+    assert (system.role, system.content) == ("system", "Be brief.")
+    assert user.content == "a.txt:\nalpha\n\nb.md:\nbeta\n\ngamma\n\n2+2?"
+    assert (question.mode, question.max_tokens, question.temperature, question.seed) == ("cloud-only", 7, 0.5, 11)
+    assert question.task == "arith:easy"
+
+
+async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: Path, answers: ScriptedAnswers) -> None:
+    answers.note = replace(NOTE, source="local-fallback", reason="the model asked for help, but the budget is gone")
+    assert (await ask(state))[:2] == (0, "4\n")
+    code, out, err = await ask(state, "--fail-on-fallback")
+    assert (code, out) == (3, "4\n")
+    assert "the budget is gone" in err
+    answers.note = NOTE
+    assert (await ask(state, "--fail-on-fallback"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "after", "told"),
+    [
+        (BudgetExhausted("no calls left"), 0, "no calls left"),
+        (CloudOff("the cloud is paused"), 0, "mode cloud-only is not possible: the cloud is paused"),
+        (CoordinatorUnavailable("the cloud is gone"), 2, "the cloud is gone"),
+    ],
+    ids=["budget", "switch", "in the stream"],
+)
+async def test_a_demanded_cloud_that_fails_is_one_line(
+    state: Path, answers: ScriptedAnswers, failure: Exception, after: int, told: str
+) -> None:
+    answers.failure, answers.fail_after = failure, after
+    code, _, err = await ask(state, "--cloud")
+    assert (code, err.count("\n")) == (1, 1)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x7fELF\x02\x00\x01", "is a binary file"),
+        (b"caf\xe9", "is not UTF-8 text (byte 3)"),
+        (b"x" * (256 * 1024 + 1), "may hold 256 KiB"),
+    ],
+    ids=["binary", "latin", "large"],
+)
+def test_a_file_that_cannot_be_read_as_text_is_refused_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
+) -> None:
+    (tmp_path / "data").write_bytes(content)
+    assert main(["ask", "What?", "--file", str(tmp_path / "data"), "--state", str(tmp_path / "state")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and words in err
+
+
+async def test_what_the_running_agent_cannot_do_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
+    for words, told in (
+        (("--file", str(state)), "Is a directory"),
+        (("--cloud", "--local-only"), "local-only and cloud-only are two modes"),
+        (("--task", "my task"), "--task 'my task': not a label"),
+        (("--model", "nano-edge"), "leave out --model"),
+        (("--set", "serve.temperature=0.5"), "leave out --set serve.temperature"),
+    ):
+        code, out, err = await ask(state, *words)
+        assert (code, out, answers.asked) == (2, "", []), err
+        assert told in err
 
 
 async def test_commands_show_the_token_that_the_agent_asks_for(answers: ScriptedAnswers, tmp_path: Path) -> None:
@@ -66,99 +158,96 @@ async def test_commands_show_the_token_that_the_agent_asks_for(answers: Scripted
     app = build_app(answers, ScriptedControl(answers), ManualClock(), token=make_token(token_file))
     async with serving(app, "127.0.0.1", 0) as url:
         with announced(tmp_path, url, str(token_file)):
-            assert (await edge_agent("ask", "2+2?", "--state", str(tmp_path)))[:2] == (0, "4\n")
+            assert (await ask(tmp_path))[:2] == (0, "4\n")
+            token_file.write_text("another-token-than-the-agent-has-read")
+            code, out, err = await ask(tmp_path)
+            assert (code, out) == (1, "") and "start it again" in err
             token_file.chmod(0o644)
-            code, out, err = await edge_agent("ask", "2+2?", "--state", str(tmp_path))
+            code, out, err = await ask(tmp_path)
     assert (code, out, len(answers.asked)) == (1, "", 1)
     assert "chmod 600" in err
 
 
-async def test_a_failure_in_the_stream_is_one_line(state: Path, answers: ScriptedAnswers) -> None:
-    answers.failure, answers.fail_after = CoordinatorUnavailable("the cloud is gone"), 2
-    code, _, err = await edge_agent("ask", "2+2?", "--state", str(state))
-    assert (code, err) == (1, "error: the cloud is gone\n")
-
-
-async def test_another_model_than_the_running_one_is_refused(state: Path) -> None:
-    code, _, err = await edge_agent("ask", "2+2?", "--model", "nano-edge", "--state", str(state))
-    assert code == 2
-    assert "leave out --model" in err
-
-
-async def test_the_callers_kill_switch_binds_a_running_agent(state: Path, answers: ScriptedAnswers) -> None:
-    place = ("--state", str(state))
-    for mode in ("auto", "prefer-local"):
-        code, _, _ = await edge_agent("ask", "2+2?", "--mode", mode, *place, EDGE_AGENT_NO_CLOUD="1")
-        assert (code, answers.asked[-1].mode) == (0, "local-only")
-    code, _, err = await edge_agent("ask", "2+2?", "--mode", "cloud-only", *place, EDGE_AGENT_NO_CLOUD="1")
-    assert (code, len(answers.asked)) == (1, 2), "as the help says: the demanded cloud might not answer"
-    assert "switched off by EDGE_AGENT_NO_CLOUD" in err
-    await edge_agent("chat", *place, stdin="one\n", EDGE_AGENT_NO_CLOUD="1")
-    assert answers.asked[-1].mode == "local-only"
-    code, _, _ = await edge_agent("chat", *place, stdin="/cloud one\n", EDGE_AGENT_NO_CLOUD="1")
-    assert (code, len(answers.asked)) == (1, 3)
-
-
-async def test_the_reason_of_a_local_answer_is_the_caller_s_own(state: Path, answers: ScriptedAnswers) -> None:
-    place = ("--state", str(state))
-    await edge_agent("ask", "2+2?", *place, EDGE_AGENT_NO_CLOUD="1")
-    await edge_agent("ask", "2+2?", "--never-send", "2+2", *place)
-    await edge_agent("ask", "2+2?", *place)
-    assert [asked.no_cloud for asked in answers.asked] == [
+async def test_the_callers_kill_switch_binds_a_running_agent_and_is_the_reason(state: Path, answers: ScriptedAnswers) -> None:
+    off = {"EDGE_AGENT_NO_CLOUD": "1"}
+    assert (await ask(state, "--mode", "auto", **off))[0] == 0
+    assert (answers.asked[-1].mode, answers.asked[-1].no_cloud) == (
+        "local-only",
         "the cloud is switched off by EDGE_AGENT_NO_CLOUD",
-        "--never-send forbids it",
-        "",
-    ]
-    code, _, err = await edge_agent("ask", "--cloud", "2+2?", "--never-send", "2+2", *place)
+    )
+    code, _, err = await ask(state, "--mode", "cloud-only", **off)
+    assert (code, len(answers.asked)) == (1, 1), "as the help says: the demanded cloud might not answer"
+    assert "switched off by EDGE_AGENT_NO_CLOUD" in err
+    code, _, _ = await edge_agent("chat", "--state", str(state), stdin="one\n/cloud two\n", **off)
+    assert (code, answers.asked[-1].mode, len(answers.asked)) == (1, "local-only", 2)
+    await ask(state, "--never-send", "2+2")
+    assert answers.asked[-1].no_cloud == "--never-send forbids it"
+    code, _, err = await ask(state, "--cloud", "--never-send", "2+2")
     assert (code, "--never-send forbids it" in err) == (1, True)
-
-
-async def test_a_demanded_cloud_that_the_agent_may_not_ask_is_a_failure(state: Path, answers: ScriptedAnswers) -> None:
-    answers.failure = CloudOff("the cloud is paused")
-    code, _, err = await edge_agent("ask", "--cloud", "2+2?", "--state", str(state))
-    assert (code, "mode cloud-only is not possible: the cloud is paused" in err) == (1, True)
 
 
 async def test_the_callers_mode_travels_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mode: local-only\n", encoding="utf-8")
-    given = {"--config": (str(file), "local-only"), "--set": ("mode=local-only", "local-only"), "--mode": ("auto", "auto")}
-    for option, (value, mode) in given.items():
-        code, _, _ = await edge_agent("ask", "2+2?", option, value, "--state", str(state))
-        assert (code, answers.asked[-1].mode) == (0, mode)
-    await edge_agent("ask", "2+2?", "--mode", "prefer-local", "--state", str(state))
-    await edge_agent("ask", "2+2?", "--state", str(state))
-    assert [question.mode for question in answers.asked[-2:]] == ["prefer-local", None]
-
-
-async def test_a_setting_that_the_running_agent_cannot_take_is_refused(state: Path, answers: ScriptedAnswers) -> None:
-    code, _, err = await edge_agent("ask", "2+2?", "--set", "serve.temperature=0.5", "--state", str(state))
-    assert (code, answers.asked) == (2, [])
-    assert "leave out --set serve.temperature" in err
+    for words in (("--config", str(file)), ("--mode", "prefer-local"), ()):
+        assert (await ask(state, *words))[0] == 0
+    assert [question.mode for question in answers.asked] == ["local-only", "prefer-local", None]
 
 
 async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path, answers: ScriptedAnswers) -> None:
-    code, out, _ = await edge_agent("chat", "--state", str(state), stdin="one\n/local two\n/new\nthree\n/quit\n")
-    assert code == 0
-    assert out.count("4\n") >= 3
+    words = ("chat", "--task", "code", "--state", str(state))
+    code, out, _ = await edge_agent(*words, stdin="one\n/local two\n/new\nthree\n/quit\nnever\n")
+    assert (code, out.count("4\n") >= 3) == (0, True)
     turns = [[message.content for message in question.messages] for question in answers.asked]
     assert turns == [["one"], ["one", "\\boxed{4}", "two"], ["three"]]
-    assert answers.asked[1].mode == "local-only"
+    assert [(question.mode, question.task) for question in answers.asked] == [
+        (None, "code"),
+        ("local-only", "code"),
+        (None, "code"),
+    ]
 
 
-async def test_chat_goes_on_after_a_question_that_is_too_long(state: Path, answers: ScriptedAnswers) -> None:
-    answers.failure = ContextOverflow("the prompt has 2000 tokens, the context 1024")
-    code, _, err = await edge_agent("chat", "--state", str(state), stdin="long\nlonger\n")
-    assert (code, len(answers.asked), err.count("error: the prompt has 2000 tokens")) == (0, 2, 2)
+async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(state: Path, answers: ScriptedAnswers) -> None:
+    code, out, err = await edge_agent("chat", "--json", "--state", str(state), stdin="one\n/nonsense\n/budget\n/why\n")
+    assert (code, err) == (0, "")
+    one, nonsense, budget, why = map(json.loads, out.splitlines())
+    assert (one["answer"], one["reasoning"], one["source"]) == ("4", "Step 1: 2+2=4\n", "local")
+    assert nonsense["error"] == "unknown command /nonsense"
+    assert (budget["dial"]["questions"], budget["switched_off"]) == (240, "")
+    assert why["id"] == one["id"] == answers.asked[0].id
+    answers.failure = ContextOverflow("too long")
+    code, out, _ = await edge_agent("chat", "--json", "--state", str(state), stdin="two\nthree\n")
+    assert (code, [json.loads(line)["error"] for line in out.splitlines()]) == (0, ["too long"] * 2)
 
 
-async def test_why_explains_an_answer_and_an_unknown_one_is_an_error(state: Path) -> None:
-    _, out, _ = await edge_agent("ask", "--json", "2+2?", "--state", str(state))
-    code, out, _ = await edge_agent("why", json.loads(out)["id"], "--state", str(state))
-    assert code == 0
-    assert "price λ:        0.500" in out
-    code, _, err = await edge_agent("why", "nothing", "--state", str(state))
-    assert (code, err) == (1, "error: no answer 'nothing'\n")
+async def test_chat_reads_lines_as_they_come_and_a_signal_while_it_waits_ends_it(state: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edge.cli", "chat", "--json", "--state", str(state), stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    for _ in range(2):  # the second question is written after the first answer was read
+        process.stdin.write(b"2+2?\n")
+        assert json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["answer"] == "4"
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 60) == 130
+
+
+async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
+    state: Path, answers: ScriptedAnswers, control: Judged
+) -> None:
+    lines = "one\n/good\n/bad it is five\ntwo\n/good\n"
+    code, _, err = await edge_agent("chat", "--state", str(state), stdin=lines)
+    first, second = (question.id for question in answers.asked)
+    assert code == 0 and f"noted: good · id {first}" in err
+    code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
+    assert (code, out) == (0, f'noted: bad, right is "seven" · id {first}\n')
+    assert [(one["id"], one["verdict"], one["correction"]) for one in control.judged] == [
+        (first, "good", None),
+        (first, "bad", "it is five"),
+        (second, "good", None),
+        (first, "bad", "seven"),
+    ]
 
 
 async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
@@ -175,24 +264,17 @@ def version(number: int, *, serving: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def test_adapters_are_listed_and_rolled_back_in_the_running_agent(state: Path, control: ScriptedControl) -> None:
+async def test_adapters_learning_and_the_report_are_those_of_the_running_agent(state: Path, control: Judged) -> None:
+    place = ("--state", str(state))
     control.versions = [version(3, serving=False), version(4, serving=True)]
-    code, out, _ = await edge_agent("adapters", "list", "--state", str(state))
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["version", "3", "4"]
-    code, out, _ = await edge_agent("adapters", "rollback", "3", "--state", str(state))
-    assert code == 0
-    assert out.startswith("adapter 3 is active")
+    code, out, _ = await edge_agent("adapters", "list", *place)
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["version", "3", "4"])
+    assert (await edge_agent("adapters", "rollback", "3", *place))[0] == 0
     assert [one["serving"] for one in control.versions] == [True, False]
-    code, out, err = await edge_agent("adapters", "rollback", "9", "--state", str(state))
-    assert (code, out, err) == (1, "", "error: there is no adapter version 9 here\n")
-
-
-async def test_pause_resume_and_report_reach_the_running_agent(state: Path, control: ScriptedControl) -> None:
-    code, out, _ = await edge_agent("pause", "--state", str(state))
+    assert (await edge_agent("adapters", "rollback", "9", *place))[0] == 1
+    code, _, _ = await edge_agent("pause", *place)
     assert (code, control.state["paused"]) == (0, True)
-    assert out.startswith("learning is paused")
-    code, out, _ = await edge_agent("resume", "--state", str(state), "--json")
+    code, out, _ = await edge_agent("resume", *place, "--json")
     assert (code, json.loads(out)) == (0, {"paused": False, "waiting": ""})
-    code, out, _ = await edge_agent("report", "--since", "2026-03-01", "--state", str(state), "--json")
+    code, out, _ = await edge_agent("report", "--since", "2026-03-01", *place, "--json")
     assert (code, json.loads(out)["tasks"]) == (0, [])

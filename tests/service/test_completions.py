@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -99,26 +98,12 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     assert not precedence.busy
 
 
-async def test_several_prompts_and_choices_come_in_order(client: openai.AsyncOpenAI) -> None:
-    done = await client.completions.create(model="edge-local", prompt=["a b", "c"], n=2, seed=1)
-    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
-    assert done.choices[0].text == done.choices[2].text == SAID[1]
-    assert done.choices[1].text == done.choices[3].text
-    assert done.usage is not None
-    assert done.usage.prompt_tokens == 3
-
-
-@pytest.mark.parametrize("streamed", [False, True])
 async def test_many_prompts_of_one_request_are_continued_a_few_at_a_time(
-    client: openai.AsyncOpenAI, backend: CountingBackend, streamed: bool
+    client: openai.AsyncOpenAI, backend: CountingBackend
 ) -> None:
     prompts = [f"prompt {number}" for number in range(30)]
-    if streamed:
-        stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
-        told = {choice.index async for chunk in stream for choice in chunk.choices}
-    else:
-        told = {choice.index for choice in (await client.completions.create(model="edge-local", prompt=prompts, seed=1)).choices}
-    assert told == set(range(30))
+    stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
+    assert {choice.index async for chunk in stream for choice in chunk.choices} == set(range(30))
     assert backend.most == MOST_AT_ONCE
 
 
@@ -160,13 +145,6 @@ async def test_token_ids_are_prompts_too(client: openai.AsyncOpenAI, url: str) -
         assert done.choices[0].text == "to beOne"
 
 
-async def test_a_stop_string_ends_a_completion_before_it(client: openai.AsyncOpenAI) -> None:
-    done = await client.completions.create(model="edge", prompt="x", stop=[". F", "never"], seed=0)
-    assert (done.choices[0].text, done.choices[0].finish_reason) == ("One two three", "stop")
-    assert done.usage is not None
-    assert done.usage.completion_tokens == 4
-
-
 async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: openai.AsyncOpenAI) -> None:
     ask: dict[str, Any] = {"model": "edge", "prompt": ["a", "b"], "n": 2, "seed": 2, "logprobs": 1, "echo": True}
     whole = await client.completions.create(**ask)
@@ -187,20 +165,15 @@ async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: opena
     ("fields", "param"),
     [
         ({"model": "edge-cloud"}, "model"),
-        ({"model": "gpt-4o"}, "model"),
         ({"prompt": None}, "prompt"),
-        ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a", 3]}, "prompt[1]"),
-        ({"prompt": [True]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 2}, "n"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": 6}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"stop": [""]}, "stop"),
         ({"n": 9}, "n"),
     ],
 )
@@ -276,20 +249,3 @@ async def test_one_of_several_answers_that_fails_ends_the_request(client: openai
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3)
     assert answers.closed == 3
-
-
-async def test_many_answers_to_one_question_are_made_a_few_at_a_time(
-    client: openai.AsyncOpenAI, answers: ScriptedAnswers
-) -> None:
-    done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=8, seed=5)
-    assert [choice.index for choice in done.choices] == list(range(8))
-    assert answers.closed == 8
-
-
-def test_offsets_of_bytes_that_are_no_text_are_told_as_bytes() -> None:
-    from edge.serve.completion_routes import logprobs_body
-
-    tokens = [ScoredToken(1, b"\xe2\x98", -1.0), ScoredToken(2, b"\x95", -2.0, start=0, end=1)]
-    body = json.loads(json.dumps(logprobs_body(tokens)))
-    assert body["tokens"] == ["bytes:\\xe2\\x98", "bytes:\\x95"]
-    assert body["top_logprobs"] == [{"bytes:\\xe2\\x98": -1.0}, {"bytes:\\x95": -2.0}]

@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from cryptography import x509
 
-from coordinator.app import build_upstreams
-from coordinator.calls.upstreams import UpstreamTable
 from coordinator.cli import main
-from coordinator.config import BudgetsConfig, resolve_coordinator_config
+from coordinator.config import BudgetsConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
 from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError, Unpriced
-from tests.service.in_process import call
+from edge.core.errors import StateError
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
 
@@ -37,19 +31,13 @@ def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
     "arguments",
     [
         ("bogus",),
-        ("serve", "--bogus"),
-        ("budget", "set"),
         ("budget", "set", "galaxy", "--calls", "1"),
         ("budget", "set", "device"),
         ("budget", "set", "device", "--calls", "-1"),
-        ("budget", "set", "device", "--calls", "many"),
         ("budget", "set", "device", "--window", "year"),
         ("serve", "--listen", "nonsense"),
-        ("serve", "--listen", "unix:/tmp/x", "--log-level", "loud"),
         ("drain", "--grace-s", "-1"),
-        ("serve", "--listen", "unix:/tmp/x", "--state", ""),
         ("ledger", "verify", "--state", " "),
-        ("token", "issue", "lamp", "--state", ""),
         ("pki", "init", ""),
     ],
 )
@@ -59,110 +47,45 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, 
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address '127.0.0.1:99999'"),
-        ("listen: ['127.0.0.1:7443']\nadmin_listen: ['127.0.0.1:7443']\n", ":2: admin_listen: 127.0.0.1:7443 is taken by listen"),
-        (
-            "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n",
-            ":3: console_listen: 127.0.0.1:7443 is taken by listen",
-        ),
-        ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
-        ("service: {allow_insecure: true}\nadmin_listen: ['0.0.0.0:7443']\n", ":2: admin_listen: refusing to listen unencrypted"),
-        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
-        ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
-        ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
-        (
-            "listen: []\nupstreams:\n  a:\n    provider: openai_compatible\n    base_url: nonsense\n",
-            ":5: upstreams.a.base_url: must look like https://HOST/v1",
-        ),
-        (
-            "upstreams:\n  a:\n    prices:\n    - from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1\n",
-            ":4: upstreams.a.prices.0.from_day cannot be read: day",
-        ),
-    ],
-)
-def test_the_check_refuses_what_serve_would_with_the_line_of_the_value(capsys, tmp_path, text, told) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and f"{file}{told}" in err
-
-
-def test_the_check_notes_variables_that_are_not_set(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    monkeypatch.delenv("NO_SUCH_DSN", raising=False)
-    file = tmp_path / "c.yaml"
-    file.write_text(
-        "upstreams: {a: {provider: anthropic, model: m, api_key: 'env:NO_SUCH_KEY'}}\n"
-        "storage: {backend: postgres, dsn_env: NO_SUCH_DSN}\n"
-    )
-    code, out, _ = outcome(capsys, "config", "check", "--config", file)
-    assert code == 0 and "note: upstreams.a: the environment variable NO_SUCH_KEY is not set here" in out
-    assert "note: storage.dsn_env: the environment variable NO_SUCH_DSN is not set here" in out
-
-
-def test_a_port_that_is_taken_is_one_line_without_grpcs_own(tmp_path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "coordinator", "serve", "--listen", address, "--state", str(tmp_path / "state")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: cannot listen on {address}: Address already in use") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [(), ("budget",), ("ledger",), ("config",)])
-def test_a_bare_command_shows_its_help_and_is_wrong_usage(capsys, arguments) -> None:
-    code, out, err = outcome(capsys, *arguments)
-    assert code == 2 and "Usage:" in out + err
+NO_DAY = "from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1"
+TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
-        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1], not 1.5"),
+        ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1]"),
+        ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address"),
+        (TAKEN, ":3: console_listen: 127.0.0.1:7443 is taken by listen"),
+        ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
+        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
+        ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
+        ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
         ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),
-        ("upstreams:\n  default:\n    provider: bundeld\n", "unknown provider 'bundeld'"),
-        (
-            "upstreams:\n  d:\n    provider: openai_compatible\n    base_url: http://example.org/v1\n",
-            "or set allow_plaintext: true",
-        ),
+        ("upstreams:\n  d: {provider: openai_compatible, base_url: 'http://example.org/v1'}\n", "allow_plaintext: true"),
         ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "upstreams.d api_key_env is no name of an environment variable"),
-        ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "the bare name, without env: or $, or give api_key as env:NAME"),
-        ("upstreams: 3\n", ":1: upstreams must be sections by name, not 3"),
-        ("listen: 17420\n", ":1: listen must be a list of texts, not 17420"),
-        ("budgets: {device: {calls_limit: many}}\n", ":1: budgets.device.calls_limit must be a whole number, not 'many'"),
-        ("service: 3\n", ":1: service must be"),
+        (f"upstreams:\n  a:\n    prices:\n    - {NO_DAY}\n", ":4: upstreams.a.prices.0.from_day cannot be read: day"),
+        ("listen: 17420\n", ":1: listen must be a list of texts"),
         ("storage: {backend: postgres}\n", "needs either dsn or dsn_env"),
         ("storage: {backend: postgres, dsn: 'postgresql://e:secret@h/d'}\n", "dsn_env"),
-        ("storage: {backend: postgres, dsn: 'postgresql://h/d?password=secret'}\n", "dsn_env"),
-        ("storage: {backend: sqlite, dsn: 'postgresql://h/d'}\n", "belongs to backend postgres"),
         ("storage: {backend: mysql}\n", "storage.backend"),
         ("a: [\n", ":2: "),
     ],
 )
-def test_a_bad_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
+def test_a_configuration_that_cannot_be_served_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and told in err
+    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and told in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ("budgets.devise.calls_limit=3", "unknown key budgets.devise; did you mean device?"),
-        ("budgets.device.calls_limit", "expected key=value"),
         ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
-        ("listen=17420", "listen must be a list of texts, not 17420"),
-        ("listen=[a", "expected"),
-        ("auth.audience=''", "auth.audience must have a length of at least 1, not 0"),
         ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
-        ("upstreams.main.provider=bundeld", "unknown provider 'bundeld'"),
     ],
 )
 def test_a_set_that_cannot_be_used_is_wrong_usage(capsys, given, told) -> None:
@@ -180,40 +103,6 @@ def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path
     assert code == 0 and "ok" in out and "big has no price" in out and err == ""
     code, out, _ = outcome(capsys, "config", "check", "--config", file, "--json")
     assert json.loads(out)["unpriced"] == ["big"]
-
-
-@pytest.mark.parametrize(
-    ("price", "why"),
-    [
-        ("", "none is configured, and none is published for its model at its host"),
-        ("from_day: 2990-01-01, ", "its first price holds from 2990-01-01 on"),
-        ("until_day: 2001-01-01, ", "its price ended on 2001-01-01"),
-    ],
-)
-def test_a_price_that_is_missing_or_to_come_or_over_is_named_by_the_check_and_refuses_calls(capsys, tmp_path, price, why) -> None:
-    prices = f"    prices: [{{{price}in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}}]\n" if price else ""
-    server = "provider: openai_compatible\n    base_url: http://127.0.0.1:1/v1\n    model: m\n"
-    file = tmp_path / "c.yaml"
-    file.write_text(f"upstreams:\n  big:\n    {server}{prices}")
-    code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, err) == (0, "") and f"note: upstream big has no price, so its calls will be refused (UNPRICED): {why}\n" in out
-    told = json.loads(outcome(capsys, "config", "check", "--config", file, "--json")[1])
-    assert told["unpriced_because"] == {"big": why}
-    table = UpstreamTable(build_upstreams(resolve_coordinator_config(file).config))
-    with pytest.raises(Unpriced, match=f"model 'big' has no price: {why}"):
-        table.choose(call(model_alias="big"), "question", SystemClock().now())
-
-
-def test_without_a_configuration_there_is_a_priced_bundled_model_and_any_task() -> None:
-    config = resolve_coordinator_config().config
-    assert config.effective_upstreams["default"].constant_price == (100_000, 400_000)
-    assert config.effective_tasks["*"].target_rate_from_device
-
-
-def test_named_upstreams_replace_the_bundled_one(tmp_path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("upstreams:\n  big:\n    provider: recorded\n    path: x.jsonl\n")
-    assert list(resolve_coordinator_config(file).config.effective_upstreams) == ["big"]
 
 
 @pytest.mark.parametrize(
@@ -247,22 +136,6 @@ def test_a_backup_is_a_new_private_file_or_nothing(capsys, state, tmp_path) -> N
         code, out, err = outcome(capsys, "ledger", "backup", path, "--state", state)
         assert (code, out) == (1, "") and why in err and err.count("\n") == 1
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("copy", kept)]
-    code, _, err = outcome(
-        capsys, "ledger", "backup", folder / "pg", "--set", "storage.backend=postgres", "--set", "storage.dsn=x"
-    )
-    assert code != 0 and "pg_dump" in err
-
-
-def test_a_ledger_verifies_and_says_what_was_checked(capsys, state) -> None:
-    code, out, err = outcome(capsys, "ledger", "verify", "--state", state)
-    assert code == 0 and out.startswith("verified: ") and err == ""
-    code, out, _ = outcome(capsys, "ledger", "verify", "--state", state, "--json")
-    assert json.loads(out)["ok"] is True
-
-
-def test_an_export_is_one_json_object_a_line(capsys, state) -> None:
-    code, out, _ = outcome(capsys, "ledger", "export", "--state", state)
-    assert code == 0 and [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, out.count("\n") + 1))
 
 
 def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, tmp_path) -> None:
@@ -273,8 +146,6 @@ def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, 
     outcome(capsys, "ledger", "export", "--state", state, "--after", 2, "--output", rest)
     assert gzip.decompress(first.read_bytes()).decode() == whole
     assert gzip.decompress(rest.read_bytes()).decode() == "".join(whole.splitlines(keepends=True)[2:])
-    joined = gzip.decompress(first.read_bytes() + rest.read_bytes()).decode().splitlines()
-    assert len(joined) == 2 * whole.count("\n") - 2
 
 
 def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(capsys, state, tmp_path) -> None:
@@ -284,24 +155,6 @@ def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(ca
         code, _, err = outcome(capsys, "ledger", "export", "--state", state, "--output", target)
         assert code == 1 and err.count("\n") == 1
     assert there.read_text() == "mine" and not list(tmp_path.rglob("*.part"))
-
-
-def test_a_secret_that_is_not_in_the_environment_is_said_in_one_line(capsys, tmp_path) -> None:
-    storage = ("--set", "storage.backend=postgres", "--set", "storage.dsn_env=EDGE_TEST_NO_SUCH_DSN")
-    code, _, err = outcome(capsys, "ledger", "verify", "--state", tmp_path, *storage)
-    assert code == 1 and "EDGE_TEST_NO_SUCH_DSN is not set" in err and err.count("\n") == 1
-
-
-def test_a_ledger_in_memory_is_not_read_from_outside(capsys, tmp_path) -> None:
-    code, _, err = outcome(capsys, "ledger", "verify", "--state", tmp_path, "--set", "storage.backend=memory")
-    assert code == 1 and "in memory" in err and err.count("\n") == 1
-
-
-def test_the_budget_of_a_task_is_shown(capsys, state) -> None:
-    code, out, _ = outcome(capsys, "budget", "show", "--state", state)
-    assert code == 0 and "d math: λ 0.5000, τ 0.5, next step 0" in out
-    code, out, _ = outcome(capsys, "budget", "show", "--state", state, "--json")
-    assert json.loads(out)["tasks"][0]["dual"] == 0.5
 
 
 def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
@@ -331,18 +184,8 @@ def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(
 
     asyncio.run(spend())
     for scope in ("fleet", "device"):
-        outcome(
-            capsys,
-            "budget",
-            "set",
-            scope,
-            "--calls",
-            "3",
-            "--window",
-            "total" if scope == "fleet" else "month",
-            "--state",
-            tmp_path,
-        )
+        window = "total" if scope == "fleet" else "month"
+        outcome(capsys, "budget", "set", scope, "--calls", "3", "--window", window, "--state", tmp_path)
     file = tmp_path / "c.yaml"
     file.write_text("budgets:\n  fleet: {calls_limit: 9}\n")
     for configured in ((), ("--config", file)):
@@ -353,9 +196,9 @@ def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(
 
 def test_a_damaged_ledger_is_told_with_what_to_do(capsys, tmp_path) -> None:
     (tmp_path / "ledger.sqlite3").write_bytes(b"not a database" * 500)
-    for arguments in (("ledger", "verify"), ("budget", "show"), ("budget", "set", "fleet", "--calls", "1")):
+    for arguments in (("ledger", "verify"), ("budget", "set", "fleet", "--calls", "1")):
         code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
-        assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err and "permissions" not in err
+        assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err
 
 
 def test_serving_can_be_made_to_depend_on_a_ledger_that_verifies(capsys, state) -> None:
@@ -400,7 +243,7 @@ def test_limits_of_a_ledger_in_use_by_another_or_in_memory_are_not_set_in_passin
     assert code == 1 and "in memory" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"device": 3}', '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
+@pytest.mark.parametrize("text", ["{", '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
 def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, text) -> None:
     (tmp_path / "limits.json").write_text(text)
     with pytest.raises(StateError, match=r"limits\.json"):
@@ -414,18 +257,6 @@ def test_a_limits_file_of_an_earlier_version_is_taken_into_the_ledger_once(capsy
     assert not (tmp_path / "limits.json").exists() and (tmp_path / "limits.json.taken").exists()
     _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, "--json")
     assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
-
-
-def test_budgets_have_a_key_for_each_window_and_owner() -> None:
-    limits = {"device": {"window": "month", "calls_limit": 2}, "device_task": {"window": "hour"}}
-    terms = BudgetBook(BudgetsConfig.model_validate(limits)).terms("d", "math", 1_700_000_000.0)
-    assert [each.key for each in terms] == [
-        "device_task[device:d/task:math]@2023-11-14T22",
-        "device[device:d]@2023-11",
-        "fleet_task[task:math]",
-        "fleet",
-    ]
-    assert terms[1].limits.calls == 2
 
 
 def test_windows_are_calendar_ones_in_utc() -> None:
@@ -476,39 +307,24 @@ def test_revoking_ends_with_the_command_that_makes_a_valid_certificate_again(cap
     code, told, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
     again = told.splitlines()[-1].partition("edge-coordinator ")[2]
     assert (code, again) == (0, f"pki {role} eve --epoch 1 --dir DIR --force")
-    code, told, stderr = outcome(capsys, *again.replace("DIR", str(pki)).split())
-    assert (code, told, stderr) == (0, f"wrote {pki}/{role}-eve.crt and {pki}/{role}-eve.key for epoch 1\n", "")
-    assert epoch_in(pki / f"{role}-eve.crt") == 1
+    assert outcome(capsys, *again.replace("DIR", str(pki)).split())[0] == 0 and epoch_in(pki / f"{role}-eve.crt") == 1
     row = json.loads(outcome(capsys, "token", "revoke", "eve", "--role", role, "--json", *state)[1])
-    assert row == {
-        "role": role,
-        "name": "eve",
-        "epoch": 2,
-        "known": False,
-        "certificate_anew": f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force",
-    }
+    assert (row["epoch"], row["certificate_anew"]) == (2, f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force")
 
 
-@pytest.mark.parametrize("role", ["device", "admin"])
-def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch, role) -> None:
+def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "platform"))
     monkeypatch.setenv("HOME", str(tmp_path / "platform"))
     pki, state = tmp_path / "pki", tmp_path / "state"
     outcome(capsys, "pki", "init", pki)
-    outcome(capsys, "token", "revoke", "lamp", "--role", role, "--state", state)
-    make = ("pki", role, "lamp", "--dir", pki, "--force")
-    wrote = f"wrote {pki}/{role}-lamp.crt and {pki}/{role}-lamp.key for epoch"
-    code, told, stderr = outcome(capsys, *make)
-    assert (code, told) == (0, f"{wrote} 0\n") and stderr.count("\n") == 1
-    assert "epoch 0 is a guess: no revocations found in " in stderr and "give --epoch, --state or --config" in stderr
-    assert outcome(capsys, *make, "--state", state) == (0, f"{wrote} 1\n", "") and epoch_in(pki / f"{role}-lamp.crt") == 1
+    outcome(capsys, "token", "revoke", "lamp", "--role", "device", "--state", state)
+    make = ("pki", "device", "lamp", "--dir", pki, "--force")
+    assert "epoch 0 is a guess" in outcome(capsys, *make)[2]
     (tmp_path / "coordinator.yaml").write_text(f"listen: []\nauth: {{folder: {state}/auth}}\n")
-    assert outcome(capsys, *make, "--config", tmp_path / "coordinator.yaml") == (0, f"{wrote} 1\n", "")
-    assert outcome(capsys, *make, "--epoch", "0") == (0, f"{wrote} 0\n", "")
-    row = json.loads(outcome(capsys, *make, "--json")[1])
-    assert (row["epoch"], row["epoch_is_a_guess"], row["certificate"]) == (0, True, f"{pki}/{role}-lamp.crt")
-    row = json.loads(outcome(capsys, *make, "--state", state, "--json")[1])
-    assert (row["epoch"], row["epoch_is_a_guess"]) == (1, False)
+    for named in (("--state", state), ("--config", tmp_path / "coordinator.yaml")):
+        row = json.loads(outcome(capsys, *make, *named, "--json")[1])
+        assert (row["epoch"], row["epoch_is_a_guess"], epoch_in(pki / "device-lamp.crt")) == (1, False, 1)
+    assert json.loads(outcome(capsys, *make, "--json")[1])["epoch_is_a_guess"]
 
 
 def epoch_in(certificate) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from edge.core.errors import CoordinatorError
 from edge.rpc.health import is_serving
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped, value
-from tests.service.processes import CoordinatorProcess, balances, coordinator_process, fake_upstream, good_reply, settings_for
+from tests.service.processes import balances, command, coordinator_process, fake_upstream, good_reply, settings_for
 from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verify
 
 DEVICES = 12
@@ -59,33 +58,6 @@ async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order
         assert len(upstream.keys) == DEVICES
 
 
-async def test_the_drain_command_tells_what_is_under_way_and_need_not_wait_for_it(tmp_path) -> None:
-    release = asyncio.Event()
-
-    async def held(request):
-        await release.wait()
-        return await good_reply(request)
-
-    async with fake_upstream() as upstream:
-        upstream.reply = held
-        async with coordinator_process(tmp_path, settings_for(upstream)) as child:
-            client = client_of(child, max_retries=0)
-            asking = [asyncio.create_task(client.complete(call(f"k{n}", f"q{n}", prompt_id=f"p{n}"), 60.0)) for n in range(2)]
-            await until(lambda: len(upstream.keys) == 2)
-            assert await command("drain", "--no-wait", "--grace-s", "50", "--state", child.state) == (
-                0,
-                "draining: 2 calls are under way\n",
-            )
-            assert await refusal(client) == "DRAINING"
-            release.set()
-            answers = await asyncio.gather(*asking)
-            await client.aclose()
-            assert [answer.charged_uusd for answer in answers] == [CHARGE_UUSD] * 2
-            await child.process.wait()
-            assert (await command("drain", "--state", child.state))[0] == 1
-        await verify(child)
-
-
 async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_path) -> None:
     async with fake_upstream() as upstream:
         upstream.reply = upstream.hang
@@ -93,7 +65,7 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
             client = client_of(child, max_retries=0)
             asking = asyncio.create_task(client.complete(call(), 60.0))
             await until(lambda: len(upstream.keys) == 1)
-            code, told = await command("drain", "--json", "--grace-s", "1", "--state", child.state)
+            code, told, _ = await command("drain", "--json", "--grace-s", "1", "--state", str(child.state))
             lines = [json.loads(line) for line in told.splitlines()]
             assert code == 0 and lines[0] == {"kind": "draining", "in_flight": 1}
             assert lines[-1] == {"kind": "stopped", "in_flight": 0}
@@ -102,17 +74,6 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
             await client.aclose()
             assert await child.process.wait() == 0
         await verify(child)
-
-
-async def command(*arguments: object) -> tuple[int | None, str]:
-    """Exit code and what it printed, of a command in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "coordinator", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    return process.returncode, out.decode()
 
 
 async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_add_up(tmp_path) -> None:
@@ -138,7 +99,7 @@ async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_
         await verify(child)
 
 
-async def test_a_service_manager_is_told_ready_alive_and_stopping(tmp_path, monkeypatch) -> None:
+async def test_a_service_manager_is_told_ready_alive_and_stopping_and_an_interrupt_ends_it(tmp_path, monkeypatch) -> None:
     path = tmp_path / "n.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(path))
@@ -150,24 +111,11 @@ async def test_a_service_manager_is_told_ready_alive_and_stopping(tmp_path, monk
             assert child.address in said[-1]
             while said[-1] != "WATCHDOG=1":
                 said.append(await received(manager))
-            child.process.send_signal(signal.SIGTERM)
+            child.process.send_signal(signal.SIGINT)
             while not said[-1].startswith("STOPPING=1"):
                 said.append(await received(manager))
-            await child.stop()
-
-
-async def test_people_are_told_where_everything_is_and_machines_as_json(tmp_path) -> None:
-    async with fake_upstream() as upstream:
-        child = CoordinatorProcess(tmp_path, settings_for(upstream), "--console", "127.0.0.1:0")
-        line = await child.start()
-        assert line == f"SERVING on {child.address}"
-        assert child.process.stdout is not None
-        rest = [(await child.process.stdout.readline()).decode().rstrip() for _ in range(4)]
-        await child.stop()
-    assert rest[0] == f"  administrators: unix:{child.state}/admin.sock"
-    assert rest[1] == "  metrics: off; --metrics HOST:PORT or metrics_listen in the configuration turns it on"
-    assert rest[2].startswith("  console: http://127.0.0.1:")
-    assert rest[3] == f"  state: {child.state}"
+            assert await child.stop() == "" and child.process.returncode == 0
+            assert_checkpointed(child.state)
 
 
 def assert_checkpointed(state: Path) -> None:
@@ -202,10 +150,3 @@ async def refusal(client) -> str:
                 if error.reason != "STEP_MISMATCH":
                     return error.reason
             await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_an_idle_coordinator_stops_at_once(tmp_path, number) -> None:
-    async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
-        assert await child.stop(number) == "" and child.process.returncode == 0
-        assert_checkpointed(child.state)

@@ -16,18 +16,6 @@ from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
 pytest_plugins = ("schemathesis.pytest.plugin",)
-EVERY_ROUTE = {
-    *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions")),
-    *(("GET", f"/v1/{name}") for name in ("models", "models/{name}", "usage")),
-    *(("GET", path) for path in ("/health", "/health/ready", "/openapi.json", "/tokenizer_info")),
-    *(("POST", path) for path in ("/tokenize", "/detokenize")),
-    *(("GET", f"/api/{name}") for name in ("status", "steps", "why/{answer_id}", "adapters", "report", "headline", "budget")),
-    *(("GET", f"/api/{name}") for name in ("sent", "sent/{entry_id}")),
-    *(("GET", path) for path in ("/metrics", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")),
-    *(("POST", "/v1/responses"), ("DELETE", "/v1/responses/{response_id}")),
-    *(("POST", f"/api/{name}") for name in ("adapters/rollback", "feedback", "learning", "whatif")),
-    *(("POST", f"/api/{name}") for name in ("budget", "budget/forget", "budget/limit", "budget/pause")),
-}
 TOKEN = "a-token-of-enough-letters"
 NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)
 ANSWERS = ScriptedAnswers(["<think>\na\n</think>\n<answer>", "\\boxed{4}", "</answer>"], note=NOTE)
@@ -52,7 +40,7 @@ def _little_to_remember() -> None:
 
 @SCHEMA.parametrize()
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
@@ -82,12 +70,6 @@ def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> No
     assert ANSWERS.asked == []
 
 
-def test_the_description_has_every_route_and_no_other() -> None:
-    app = build_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).app
-    described = {(method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods}
-    assert described == EVERY_ROUTE
-
-
 def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
     described = build_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).app.openapi()
     for path, operations in described["paths"].items():
@@ -96,12 +78,3 @@ def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
             refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
             assert refused == {"$ref": "#/components/schemas/ErrorBody"}
     assert set(described["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["headers"]) == set(ANSWER_HEADERS)
-
-
-def test_the_description_has_the_ranges_that_requests_are_checked_by() -> None:
-    described = build_app(ANSWERS, CONTROL, ManualClock()).app.openapi()
-    limit = described["paths"]["/api/sent"]["get"]["parameters"][0]
-    assert (limit["name"], limit["schema"]["minimum"], limit["schema"]["maximum"]) == ("limit", 1, 500)
-    fields = described["components"]["schemas"]["ChatRequest"]["properties"]
-    assert fields["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 2}
-    assert (fields["messages"]["minItems"], fields["messages"]["maxItems"]) == (1, 256)

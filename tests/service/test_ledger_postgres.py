@@ -23,7 +23,6 @@ from coordinator.ledger.stores.migrations import LEDGER
 from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
 from coordinator.ledger.stores.postgres_reach import Kind
 from coordinator.ledger.stores.postgres_rows import open_read_only
-from coordinator.ledger.stores.postgres_tables import COLUMNS
 from coordinator.ledger.stores.trouble import STEADY_WRITES
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import VerifyReport, verify
@@ -168,22 +167,6 @@ async def test_one_replica_hears_what_another_wrote(dsn: str, store: PostgresLed
         assert await asyncio.wait_for(heard, 60.0) == ("far", "math")
 
 
-async def test_a_batch_is_one_statement_to_read_and_one_to_write(store: PostgresLedgerStore) -> None:
-    sent: list[str] = []
-    connection = await store._connected()
-    connection.add_query_logger(lambda record: sent.append(record.query))
-    await store.open_step(open_request())
-    del sent[:]
-    await asyncio.gather(*(store.reserve(reserve_request(f"k{number}", step=0)) for number in range(8)))
-    assert len(sent) == 2, sent
-    del sent[:]
-    await store.settle(settlement("k0"))
-    assert len(sent) == 2, sent
-    del sent[:]
-    await store.get_budget("d1", "math", [ROOMY])
-    assert len(sent) == 1, sent
-
-
 async def test_a_transaction_that_does_not_say_what_it_touches_finds_it_out(store: PostgresLedgerStore) -> None:
     request = reserve_request(step=0, cache_key="c")
     await store.transact(lambda ledger: ledger.open_step(open_request()))
@@ -215,12 +198,6 @@ async def _reserve_elsewhere(dsn: str) -> None:
         await other.reserve(reserve_request("k1"))
 
 
-async def test_many_operations_share_commits(store: PostgresLedgerStore) -> None:
-    await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(200)))
-    assert store.operations >= 200
-    assert store.commits < 20
-
-
 async def test_a_replica_that_was_forgotten_joins_again(dsn: str, postgres_server: PostgresServer) -> None:
     async with replica(dsn, replace(QUICK, replica_lease_s=0.6)) as store:
         await postgres_server.execute(dsn, "DELETE FROM replica")
@@ -248,29 +225,15 @@ async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: Po
     assert "inconsistent" in str(bad)
 
 
-@pytest.mark.parametrize("step", [2**63, 2**64 - 1])
 async def test_a_value_that_cannot_be_encoded_fails_its_own_operation_and_shows_nothing_of_the_driver(
-    store: PostgresLedgerStore, step: int
+    store: PostgresLedgerStore,
 ) -> None:
-    asked = [store.reserve(reserve_request(key, step=step if key == "bad" else -1)) for key in ("k1", "bad", "k2")]
+    asked = [store.reserve(reserve_request(key, step=2**63 if key == "bad" else -1)) for key in ("k1", "bad", "k2")]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, Reserved)
     assert isinstance(last, Reserved)
     assert type(bad) is CoordinatorError
     assert str(bad) == "the ledger refused an inconsistent change"
-
-
-async def test_a_row_that_the_database_cannot_hold_fails_its_own_operation(store: PostgresLedgerStore) -> None:
-    huge = BudgetRow("huge", Limits(), Limits(), Amount(), Amount(2**63, 0, 0))
-    asked = [
-        store.reserve(reserve_request("k1")),
-        store.transact(lambda ledger: ledger.tables.put_budget(huge)),
-        store.reserve(reserve_request("k2")),
-    ]
-    first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(first, Reserved)
-    assert isinstance(last, Reserved)
-    assert type(bad) is CoordinatorError
 
 
 @pytest.mark.parametrize(
@@ -415,16 +378,6 @@ async def test_an_empty_database_is_made_a_ledger_by_replicas_that_start_at_once
     assert (await verified(dsn)).ok
 
 
-async def test_the_columns_written_are_the_columns_of_the_tables(dsn: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    for table, names in COLUMNS.items():
-        found = await connection.fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_name = $1 ORDER BY ordinal_position", table
-        )
-        assert tuple(row[0] for row in found) == names
-    await connection.close()
-
-
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
@@ -448,10 +401,3 @@ async def test_a_server_that_is_not_there_is_said_in_one_line(tmp_path: Path) ->
         await PostgresLedgerStore.open(f"postgresql://nobody@/none?host={tmp_path}", NOW, QUICK)
     assert "\n" not in str(refused.value)
     assert os.environ.get("PGPASSWORD", "-") not in str(refused.value)
-
-
-async def test_a_closed_store_refuses_calls_and_closes_again(dsn: str) -> None:
-    async with replica(dsn) as store:
-        await store.aclose()
-        with pytest.raises(CoordinatorUnavailable):
-            await store.reserve(reserve_request())

@@ -11,12 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from coordinator.providers.bundled import bundled_model_path
 from edge.core.types import Message, Sampling, TaskItem
@@ -24,9 +26,11 @@ from edge.core.worker import EngineWorker
 from edge.inference.backend import generate
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import practice_stream
-from tests.service.lm_harness import Evaluated, evaluate
+from tests.service.environments import environment
 
 pytestmark = pytest.mark.long  # installs the harness in an environment of its own
+REQUIREMENTS = Path(__file__).with_name("lm_eval_requirements.txt")
+TIMEOUT_S = 240
 MAX_TOKENS = 200
 SEED = 5
 WAIT_S = 60.0
@@ -55,6 +59,45 @@ SCIENCE = {
     "target_delimiter": "",
     "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
 }
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What the harness found: its metrics, and what it noted of each item."""
+
+    metrics: Mapping[str, Any]
+    samples: Sequence[Mapping[str, Any]]
+
+
+def evaluate(
+    folder: Path, model: str, arguments: str, task: Mapping[str, Any], items: Sequence[Mapping[str, Any]], *more: str
+) -> Evaluated:
+    """Run one task over these items in a new folder. The harness installs itself at the first use and never asks a hub."""
+    folder.mkdir()
+    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    about = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "items.jsonl")}},
+        "test_split": "test",
+    }
+    (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump({**about, **task}))
+    python = environment("lm-eval", REQUIREMENTS, sees_ours=True) / "bin" / "python"
+    command = [str(python), "-m", "lm_eval", "--model", model, "--model_args", arguments, "--tasks", str(task["task"])]
+    where = ["--include_path", str(folder), "--output_path", str(folder / "found"), "--log_samples", *more]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, *where], env={**environ, **offline}, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return _found(folder / "found", str(task["task"]))
+
+
+def _found(folder: Path, task: str) -> Evaluated:
+    (results,) = folder.rglob("results_*.json")
+    (samples,) = folder.rglob("samples_*.jsonl")
+    noted = [json.loads(line) for line in samples.read_text().splitlines()]
+    return Evaluated(json.loads(results.read_text())["results"][task], sorted(noted, key=lambda sample: int(sample["doc_id"])))
 
 
 @pytest.fixture(scope="module")

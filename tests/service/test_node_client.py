@@ -15,10 +15,12 @@ from tests.service.processes import coordinator_process, fake_upstream, good_rep
 CLIENT = Path(__file__).parent / "node_client"
 INSTALL_TIMEOUT_S = 180.0
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("node") and shutil.which("npm")),
-    reason="NOT RUN: the check with a foreign gRPC client needs node and npm on this machine",
-)
+pytestmark = [
+    pytest.mark.long,  # its packages come from a registry
+    pytest.mark.skipif(
+        not (shutil.which("node") and shutil.which("npm")), reason="a foreign gRPC client needs node and npm here"
+    ),
+]
 
 
 async def whole_or_streamed(request: web.Request) -> web.StreamResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -120,12 +119,9 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(model="edge-local", messages=QUESTION, metadata={"task": "math"})
     answer: Any = raw.parse()
-    message = answer.choices[0].message
+    message, usage = answer.choices[0].message, answer.usage
     assert (message.content, message.reasoning_content.strip()) == ("\\boxed{2}", "Step 1: add")
-    assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == (
-        "stop",
-        answer.usage.prompt_tokens + answer.usage.completion_tokens,
-    )
+    assert (answer.choices[0].finish_reason, usage.total_tokens) == ("stop", usage.prompt_tokens + usage.completion_tokens)
     assert (answer.edge["source"], answer.edge["task"], answer.edge["calls_left"]) == ("local", "math", 3)
     assert (raw.headers["x-edge-source"], raw.headers["x-edge-task"], raw.headers["x-edge-dual"]) == ("local", "math", "0.5000")
     assert answer.id == f"chatcmpl-{raw.headers['x-edge-answer-id']}"
@@ -155,15 +151,6 @@ def test_usage_of_a_cloud_answer_is_what_the_cloud_billed(client: openai.OpenAI,
     assert answer.usage.total_tokens == answer.edge["cloud_tokens"] > 0
     assert min(answer.usage.prompt_tokens, answer.usage.completion_tokens) > 0
     assert (answer.edge["asked"], answer.edge["model_asked"]) == (True, model == "edge")
-
-
-async def test_the_asynchronous_client_streams_too(served: Served) -> None:
-    async with served.open() as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(model="edge-local", messages=QUESTION, stream=True)
-        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
-        answers = await asyncio.gather(*(client.chat.completions.create(model="edge-local", messages=QUESTION) for _ in range(4)))
-    assert "".join(said) == "\\boxed{2}"
-    assert {answer.choices[0].message.content for answer in answers} == {"\\boxed{2}"}
 
 
 def test_tools_go_to_the_cloud_untouched_and_its_calls_come_back(client: openai.OpenAI, served: Served) -> None:
@@ -236,15 +223,8 @@ def test_a_form_travels_with_the_request_for_help_and_a_wrong_answer_is_not_pass
 @pytest.mark.parametrize(
     ("schema", "param", "code"),
     [
-        (
-            {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 3}}},
-            "properties.a.multipleOf",
-            "unsupported_parameter",
-        ),
         ({"type": "array", "items": {"not": {}}}, "items.not", "unsupported_parameter"),
         ({"$ref": "https://example.com/schema"}, "$ref", "invalid_json_schema"),
-        ({"type": "integr"}, "type", "invalid_json_schema"),
-        ({"properties": {"a": {"minLength": "x"}}}, "properties.a.minLength", "invalid_json_schema"),
     ],
 )
 def test_a_schema_that_cannot_be_held_is_refused_at_its_place(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:
@@ -279,12 +259,6 @@ def test_mistakes_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         assert caught.value.param == param
 
 
-def test_models_say_what_they_mean(client: openai.OpenAI) -> None:
-    models = {model.id: model.to_dict()["edge"] for model in client.models.list()}
-    assert models["edge-local"] == {"mode": "local-only", "description": "never asks the cloud", "context_length": 1024}
-    assert client.models.retrieve("edge").id == "edge"
-
-
 def test_usage_has_this_devices_records_and_the_ledgers_word(client: openai.OpenAI) -> None:
     ask(client)
     ask(client, model="edge-local")
@@ -306,14 +280,6 @@ def test_a_client_that_waits_no_longer_stops_the_answer(world: World) -> None:
         stream.close()
         assert served.idle()
         assert served.agent.status().answers == 0
-
-
-def test_the_token_is_the_clients_key(world: World) -> None:
-    with in_a_thread(Served(world, TOKEN).open) as url:
-        with client_of(url, TOKEN) as client:
-            assert ask(client, model="edge-local").edge["source"] == "local"
-        with client_of(url, "another") as client, pytest.raises(openai.AuthenticationError):
-            ask(client)
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coordinator.config_secrets import Secrets
 from coordinator.providers.http import HttpLimits, retry_after_s
 from coordinator.providers.openai_compatible import (
     OpenAICompatibleProvider,
     OpenAIEndpoint,
-    chat_completions_url,
 )
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
@@ -33,7 +31,6 @@ from tests.service.upstream_server import (
     disconnects,
     event,
     hangs,
-    in_turn,
     provider_request,
     running_upstream,
     sends,
@@ -94,17 +91,10 @@ async def test_an_idempotency_key_cannot_smuggle_headers() -> None:
         assert "Evil" not in upstream.headers[0]
 
 
-async def test_newer_models_get_their_own_name_of_the_output_limit() -> None:
-    async with provider_for(answers(completion()), tokens_field="max_completion_tokens") as (provider, upstream):
-        await provider.complete(provider_request())
-        assert upstream.bodies[0]["max_completion_tokens"] == 64
-
-
 @pytest.mark.parametrize(
     "usage",
     [
         None,
-        {},
         {"prompt_tokens": 5},
         {"prompt_tokens": -1, "completion_tokens": 2},
         {"prompt_tokens": 9**30, "completion_tokens": 1},
@@ -113,12 +103,6 @@ async def test_newer_models_get_their_own_name_of_the_output_limit() -> None:
 async def test_usage_that_is_missing_or_senseless_is_not_known(usage: Any) -> None:
     async with provider_for(answers(completion(usage=usage))) as (provider, _):
         assert (await provider.complete(provider_request())).usage is None
-
-
-async def test_whitespace_before_the_answer_keeps_it_valid() -> None:
-    whole = answers(b"\n\n  \n" + b'{"choices":[{"message":{"content":"x"},"finish_reason":"length"}]}')
-    async with provider_for(whole) as (provider, _):
-        assert (await provider.complete(provider_request())).finish == "length"
 
 
 @pytest.mark.parametrize(
@@ -149,30 +133,13 @@ async def test_an_upstream_is_told_by_a_closed_connection_that_the_deadline_is_o
         await asyncio.wait_for(told.wait(), 60.0)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 401, 404])
 async def test_a_refusal_by_the_upstream_was_not_executed_and_is_not_repeated(status: int) -> None:
     error, requests = await failure(answers({"error": SECRET_PROMPT}, status), provider_request())
     assert (error.kind, error.executed, requests) == (f"http_{status}", False, 1)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_an_upstream_that_lets_nobody_in_is_told_with_where_its_key_lies(status: int) -> None:
-    hints = {
-        "KEY": "check the API key in $KEY",
-        "file:/k": "check the API key in file:/k",
-        None: "no API key is sent; set api_key",
-    }
-    async with running_upstream(answers(b"", status)) as upstream:
-        for name, hint in hints.items():
-            endpoint = OpenAIEndpoint(upstream.base_url, api_key_env=name)
-            provider = OpenAICompatibleProvider(endpoint, environ={"KEY": "k", "file:/k": "k"})
-            with pytest.raises(ProviderError) as refused:
-                await provider.complete(provider_request())
-            await provider.aclose()
-            assert refused.value.hint.startswith(hint)
-
-
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 408])
+@pytest.mark.parametrize("status", [500, 503, 408])
 async def test_a_failing_upstream_was_perhaps_executed_and_is_not_repeated(status: int) -> None:
     error, requests = await failure(answers(b"oops", status), provider_request())
     assert (error.kind, error.executed, requests) == (f"http_{status}", None, 1)
@@ -183,10 +150,9 @@ async def test_a_redirect_is_not_followed() -> None:
     assert (error.kind, error.executed, requests) == ("http_307", False, 1)
 
 
-@pytest.mark.parametrize("seconds", [0, 30])
-async def test_too_many_requests_was_not_executed_and_the_delay_is_passed_on_instead_of_waited_for(seconds: int) -> None:
-    error, requests = await failure(answers(b"", 429, {"Retry-After": str(seconds)}), provider_request())
-    assert (error.kind, error.executed, error.retry_after_s, requests) == ("http_429", False, float(seconds), 1)
+async def test_too_many_requests_was_not_executed_and_the_delay_is_passed_on_instead_of_waited_for() -> None:
+    error, requests = await failure(answers(b"", 429, {"Retry-After": "30"}), provider_request())
+    assert (error.kind, error.executed, error.retry_after_s, requests) == ("http_429", False, 30.0, 1)
 
 
 def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
@@ -196,16 +162,9 @@ def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
     assert retry_after_s({}) is None
 
 
-@pytest.mark.parametrize("value", ["99999999999", "9" * 19, "9" * 20, "9" * 300, "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"])
+@pytest.mark.parametrize("value", ["9" * 19, "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"], ids=["long", "longer", "date"])
 def test_an_absurd_retry_after_is_a_day(value: str) -> None:
     assert retry_after_s({"Date": "Wed, 21 Oct 2026 07:28:00 GMT", "Retry-After": value}) == 86400.0
-
-
-async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
-    answered = completion(id="I" * 100_000, choices=[{"message": {"content": "x"}, "finish_reason": "\x00" + "F" * 100_000}])
-    async with provider_for(answers(answered)) as (provider, _):
-        result = await provider.complete(provider_request())
-    assert (result.upstream_id, result.finish) == ("I" * 200, "?" + "F" * 199)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +172,9 @@ async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> Non
     [
         b"<html>busy</html>",
         b"",
-        b"[]",
         b'{"choices": []}',
-        b'{"choices": "x"}',
         b'{"choices":[{"message":{"content":null},"finish_reason":"stop"}]}',
         b'{"choices":[{"message":{"content":"x"}}]}',
-        b'{"error":{"message":"no"}}',
         b'{"choices":[{"message":{"content":"\xff"}}]}',
     ],
 )
@@ -230,30 +186,28 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (
-            {"error": {"message": "The server\nhad an error", "type": "server_error", "code": None}},
-            "server_error: The server had an error",
-        ),
-        ({"error": {"message": "Overloaded", "code": 529}, "id": 7, "choices": "none"}, "529: Overloaded"),
-        ({"error": "out of memory"}, "out of memory"),
-        ({"object": "error", "message": "no such model", "code": 404}, "404: no such model"),
-        ({"error": {"message": f"cannot read {SECRET_PROMPT}", "type": "bad_prompt"}}, "bad_prompt"),
-        ({"error": {"message": f"key {API_KEY} is over its limit"}}, "key [cut] is over its limit"),
+        ({"error": {"message": "The server\nhad an error", "type": "server_error"}}, ": server_error: The server had an error"),
+        ({"object": "error", "message": "no such model", "code": 404}, ": 404: no such model"),
+        ({"error": {"message": f"cannot read {SECRET_PROMPT}", "type": "bad_prompt"}}, ": bad_prompt"),
+        ({"error": {"message": f"key {API_KEY} is over its limit"}}, ": key [cut] is over its limit"),
         ({"error": {"detail": 1}}, ""),
     ],
 )
-async def test_an_error_in_a_stream_or_an_answer_is_told_in_the_upstreams_own_words(event: dict[str, Any], told: str) -> None:
-    message = "the upstream reported an error in its answer" + (f": {told}" if told else "")
+async def test_an_error_in_a_stream_is_told_in_the_upstreams_own_words_without_secrets(event: dict[str, Any], told: str) -> None:
     begun = {"choices": [{"delta": {"content": "4"}}], "usage": {"prompt_tokens": 12, "completion_tokens": 1}}
-    async with provider_for(sends(b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in (begun, event)))) as (
-        provider,
-        _,
-    ):
+    events = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in (begun, event))
+    async with provider_for(sends(events)) as (provider, _):
         with pytest.raises(ProviderError) as failed:
             await streamed(provider, provider_request())
-    assert (str(failed.value), failed.value.kind, failed.value.usage) == (message, "garbage", TokenUsage(12, 1))
-    whole, _ = await failure(answers(event), provider_request())
-    assert (str(whole), whole.executed) == (message, True)
+    assert (failed.value.kind, failed.value.usage) == ("garbage", TokenUsage(12, 1))
+    assert str(failed.value).endswith(f"an error in its answer{told}")
+
+
+async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
+    answered = completion(id="I" * 100_000, choices=[{"message": {"content": "x"}, "finish_reason": "\x00" + "F" * 100_000}])
+    async with provider_for(answers(answered)) as (provider, _):
+        result = await provider.complete(provider_request())
+    assert (result.upstream_id, result.finish) == ("I" * 200, "?" + "F" * 199)
 
 
 async def test_an_answer_without_text_still_says_what_it_cost() -> None:
@@ -261,16 +215,12 @@ async def test_an_answer_without_text_still_says_what_it_cost() -> None:
     assert error.usage == TokenUsage(12, 3)
 
 
-async def test_an_endless_answer_is_cut_off_at_the_size_limit() -> None:
-    error, _ = await failure(sends(forever=b"x" * 10_000), provider_request(), limits=HttpLimits(max_response_bytes=50_000))
-    assert (error.kind, error.executed) == ("too_large", True)
-
-
-async def test_an_endless_stream_is_cut_off_at_the_size_limit() -> None:
+@pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
+async def test_an_endless_answer_is_cut_off_at_the_size_limit(ask: Ask) -> None:
     async with provider_for(sends(forever=b"x" * 10_000), limits=HttpLimits(max_response_bytes=50_000)) as (provider, _):
         with pytest.raises(ProviderError) as failed:
-            await streamed(provider, provider_request())
-        assert failed.value.kind == "too_large"
+            await ask(provider, provider_request())
+        assert (failed.value.kind, failed.value.executed) == ("too_large", True)
 
 
 @pytest.mark.parametrize("behaviour", [disconnects, sends(b'{"choices":', cut=True)])
@@ -328,17 +278,6 @@ def _connecting(listener: socket.socket) -> socket.socket:
     return client
 
 
-async def test_cancelling_stops_waiting_and_the_provider_goes_on() -> None:
-    async with provider_for(in_turn(hangs, answers(completion()))) as (provider, upstream):
-        asking = asyncio.create_task(provider.complete(provider_request(deadline_s=60.0)))
-        while not (upstream.bodies or asking.done()):
-            await asyncio.sleep(0.005)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert (await provider.complete(provider_request())).text == "forty-two"
-
-
 async def test_a_stream_brings_pieces_and_then_the_whole() -> None:
     events = (b": hello\n\n", delta(None), delta("forty"), delta("-two")[:9], delta("-two")[9:], delta("", "stop"), USAGE, DONE)
     async with provider_for(sends(*events)) as (provider, upstream):
@@ -350,16 +289,8 @@ async def test_a_stream_brings_pieces_and_then_the_whole() -> None:
         assert upstream.bodies[0]["stream_options"] == {"include_usage": True}
 
 
-async def test_a_stream_without_usage_or_end_mark_is_complete_once_it_says_so() -> None:
-    async with provider_for(sends(delta("x"), delta(None, "length"))) as (provider, _):
-        result = (await streamed(provider, provider_request()))[-1].result
-        assert result is not None
-        assert (result.usage, result.finish) == (None, "length")
-
-
-@pytest.mark.parametrize("blanks", [b"", b"\n  \n"])
-async def test_a_server_that_ignores_that_a_stream_was_wanted_is_understood_with_its_usage(blanks: bytes) -> None:
-    async with provider_for(answers(blanks + json.dumps(completion()).encode())) as (provider, _):
+async def test_a_server_that_ignores_that_a_stream_was_wanted_is_understood_with_its_usage() -> None:
+    async with provider_for(answers(b"\n  \n" + json.dumps(completion()).encode())) as (provider, _):
         pieces = await streamed(provider, provider_request())
         assert [piece.text for piece in pieces] == ["forty-two", ""]
         last = pieces[-1].result
@@ -381,12 +312,6 @@ async def test_an_answer_of_another_kind_is_told_with_what_was_wanted(ask: Ask, 
         assert failed.value.hint == f"it answered text/html, {wanted} was wanted"
 
 
-@pytest.mark.parametrize("status", [404, 429, 500, 503])
-async def test_a_failing_status_says_where_to_look(status: int) -> None:
-    error, _ = await failure(answers(b"", status), provider_request())
-    assert error.hint
-
-
 @pytest.mark.parametrize(
     ("behaviour", "kind", "executed"),
     [
@@ -395,8 +320,6 @@ async def test_a_failing_status_says_where_to_look(status: int) -> None:
         (sends(delta("x"), b"data: {nonsense\n\n"), "garbage", True),
         (sends(delta("x"), event(error={"message": SECRET_PROMPT})), "garbage", True),
         (sends(delta("x"), cut=True), "cut", None),
-        (answers(b"", 500), "http_500", None),
-        (answers(b"", 404), "http_404", False),
     ],
 )
 async def test_a_stream_that_breaks_off_is_a_failure(behaviour: Behaviour, kind: str, executed: bool | None) -> None:
@@ -439,34 +362,11 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(behaviour: Behav
 
 @pytest.mark.parametrize(
     "base_url",
-    [
-        "",
-        "api.openai.com/v1",
-        "ftp://h/v1",
-        "https://",
-        "https://u:p@h/v1",
-        "https://h/v1?key=1",
-        "https://h:x/v1",
-        "http://h/v1",
-    ],
+    ["", "api.openai.com/v1", "ftp://h/v1", "https://u:p@h/v1", "https://h/v1?key=1", "https://h:x/v1", "http://h/v1"],
 )
 def test_a_base_url_that_cannot_be_used_is_refused_at_once(base_url: str) -> None:
     with pytest.raises(ConfigError):
         OpenAICompatibleProvider(OpenAIEndpoint(base_url))
-
-
-@pytest.mark.parametrize(
-    ("base_url", "url"),
-    [
-        ("https://api.openai.com/v1/", "https://api.openai.com/v1/chat/completions"),
-        ("https://h/v1/chat/completions", "https://h/v1/chat/completions"),
-        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/chat/completions"),
-        ("http://[::1]:8000/v1", "http://[::1]:8000/v1/chat/completions"),
-        ("http://localhost/v1", "http://localhost/v1/chat/completions"),
-    ],
-)
-def test_a_base_url_leads_to_chat_completions(base_url: str, url: str) -> None:
-    assert chat_completions_url(OpenAIEndpoint(base_url)) == url
 
 
 @pytest.mark.parametrize(("environ", "message"), [({}, "is not set"), ({"KEY": "a\nb"}, "cannot be sent")])
@@ -475,35 +375,3 @@ async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(env
     with pytest.raises(ConfigError, match=message) as refused:
         await provider.start()
     assert "a\nb" not in str(refused.value)
-
-
-async def test_a_key_file_that_is_missing_is_told_with_the_upstreams_name(tmp_path) -> None:
-    endpoint = OpenAIEndpoint("https://h/v1", api_key_env=f"file:{tmp_path}/none")
-    with pytest.raises(ConfigError, match=r"^upstream main: the secret file:.*/none cannot be read"):
-        await OpenAICompatibleProvider(endpoint, name="main", environ=Secrets()).start()
-
-
-@pytest.mark.parametrize("content", ["", "short", "ünïcödé " * 50, "a\x00b"])
-def test_the_bound_of_input_tokens_is_never_below_the_bytes(content: str) -> None:
-    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://h/v1"))
-    assert provider.input_token_bound(provider_request(content=content)) > len(content.encode())
-
-
-async def test_an_answer_that_comes_before_its_question_is_never_given_to_the_next_caller() -> None:
-    stray = json.dumps(completion(id="stray")).encode()
-    lines = ("HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(stray)}", "", "")
-    sent: list[web.Request] = []
-
-    async def answers_and_goes_on(request: web.Request) -> web.StreamResponse:
-        sent.append(request)
-        return await answers(completion(id=f"answer-{len(sent)}"))(request)
-
-    async with provider_for(answers_and_goes_on) as (provider, upstream):
-        told = []
-        for _ in range(3):
-            told.append((await provider.complete(provider_request())).upstream_id)
-            assert sent[-1].transport is not None, "the connection is kept"
-            sent[-1].transport.write("\r\n".join(lines).encode() + stray)
-            await asyncio.sleep(0.02)  # client and server share this loop: the bytes have arrived
-        assert told == ["answer-1", "answer-2", "answer-3"]
-        assert len(upstream.bodies) == 3

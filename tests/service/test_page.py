@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from edge.core.errors import CoordinatorUnavailable, EdgeError
+from edge.core.errors import CoordinatorUnavailable
 from edge.serve.endpoint import _PAGE
 from tests.service import page_checks as checks
 from tests.service.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page, chromium
@@ -41,16 +41,6 @@ PLAIN = {
     "cut \\boxed{12": "cut \\boxed{12",
     "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
 }
-HOSTILE = [
-    "<img src=x onerror=document.title='owned'>",
-    "<script>document.title='owned'</script>",
-    "\"><svg onload=document.title='owned'>",
-    "javascript:document.title='owned'",
-    "</textarea><iframe srcdoc='<script>parent.document.title=1</script>'>",
-    "```html\n<b onclick=alert(1)>x</b>\n```\\boxed{<i>7</i>}",
-    "__proto__",
-    "{{constructor.constructor('document.title=1')()}}",
-]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -178,8 +168,7 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
         "</answer>",
     ]
     agent.answers.wait_before = {6: gate}
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await page.value("""window.moved = 0; window.told = [];
       new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
         .observe({ type: 'layout-shift' });
@@ -201,61 +190,23 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
     assert await focused(page) == "question"
 
 
-@pytest.mark.parametrize("source", ["local", "cloud", "local-fallback"])
-async def test_each_answer_says_where_it_came_from_and_why(page: Page, stage: Stage, agent: PageAgent, source: str) -> None:
-    agent.answers.note = note(source)
-    url = stage.show(agent)
-    await arrive(page, url)
-    await ask(page, "Mia has 14 apples and buys 23 more")
-    head = await text_of(page, ".answer-head")
-    assert head.startswith(f"{source} {note(source).reason}") and "0.000099 USD" in head and "adapter 6" in head
-    assert await text_of(page, ".answer .text") == "She has 37 apples."
-    await page.value("document.querySelector('.reasoning summary').focus()")
-    await key(page, "Enter")
-    await page.until("document.querySelector('.reasoning').open")
-    assert "14 + 23 = 37" in await text_of(page, ".thoughts")
-
-
-async def test_enter_sends_and_shift_enter_begins_a_line(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
-    await focus(page, "#question")
-    await page.type("one")
-    for kind in ("keyDown", "keyUp"):
-        await page.send(
-            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=8, text="\r"
-        )
-    await page.type("two")
-    assert agent.answers.asked == []
-    await key(page, "Enter")
-    await page.until("!!document.querySelector('.answer-head .badge')")
-    assert [question.messages[-1].content for question in agent.answers.asked] == ["one\ntwo"]
-    assert await page.value("document.getElementById('question').value") == ""
-
-
-async def test_the_next_question_brings_the_conversation_and_a_new_chat_does_not(
+async def test_enter_sends_shift_enter_begins_a_line_and_a_conversation_goes_on_until_a_new_chat(
     page: Page, stage: Stage, agent: PageAgent
 ) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
-    await ask(page, "first")
+    await arrive(page, stage.show(agent))
+    await focus(page, "#question")
+    await page.type("one")
+    shift = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "modifiers": 8, "text": "\r"}
+    for kind in ("keyDown", "keyUp"):
+        await page.send("Input.dispatchKeyEvent", type=kind, **shift)
+    assert agent.answers.asked == []
+    await ask(page, "two")
     await ask(page, "second")
     await press_button(page, "New chat")
     assert await page.value("document.getElementById('log').children.length") == 0
     await ask(page, "third")
-    roles = [[message.role for message in question.messages] for question in agent.answers.asked]
-    assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
-    assert agent.answers.asked[1].messages[1].content == "She has \\boxed{37} apples."
-
-
-async def test_a_boxed_result_is_read_aloud_and_copied_without_its_box(page: Page, stage: Stage, agent: PageAgent) -> None:
-    await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-    await arrive(page, stage.show(agent))
-    await ask(page, "How many apples?")
-    await page.until("document.getElementById('announcer').textContent.endsWith('She has 37 apples.')")
-    await press_button(page, "Copy")
-    await page.until("document.getElementById('announcer').textContent === 'Copied'")
-    assert await page.value("navigator.clipboard.readText()") == "She has 37 apples."
+    asked = [[message.content for message in question.messages] for question in agent.answers.asked]
+    assert asked == [["one\ntwo"], ["one\ntwo", "She has \\boxed{37} apples.", "second"], ["third"]]
 
 
 async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -264,68 +215,42 @@ async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page
         assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
 
 
-async def test_a_verdict_is_sent_taken_back_and_explained_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
-    await ask(page, "2+2?")
-    name = agent.answers.asked[0].id
+async def test_an_answer_says_where_it_came_from_is_explained_and_judged_by_keyboard(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
+    agent.answers.note = note("cloud")
+    await arrive(page, stage.show(agent))
+    await ask(page, "Mia has 14 apples and buys 23 more")
+    head = await text_of(page, ".answer-head")
+    assert head.startswith(f"cloud {note('cloud').reason}") and "0.000099 USD" in head and "adapter 6" in head
+    assert await text_of(page, ".answer .text") == "She has 37 apples."
+    assert "14 + 23 = 37" in await page.value("document.querySelector('.thoughts').textContent")
+    await press_button(page, "Why?")
+    await page.until("!!document.querySelector('.why h3')")
+    shown = await text_of(page, ".why")
+    for part in ("the dial (τ 20 %) added -0.70", "Price λ 0.500", "Charged 0.000099 USD", "It is 37.", "nano-cloud"):
+        assert part in shown, part
+    await key(page, "Escape")
+    assert not await page.value("!!document.querySelector('.why')")
+    assert await focused(page) == "Why?"
     await press_button(page, "Good")
     await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'true'")
     await press_button(page, "Good")
     await page.until("document.querySelector('[data-verdict=good]').ariaPressed === 'false'")
     await press_button(page, "Bad")
     await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
-    await key(page, "Escape")
-    assert await focused(page) == "Bad" and not await page.value("!!document.querySelector('.correction')")
-    await press_button(page, "Bad")
-    await press_button(page, "Bad")
-    await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
     await page.type("It is 4 <b>")
     await press_button(page, "Send correction")
-    said = await wait_for(agent, "/api/feedback", 6)
-    verdicts = ["good", "none", "bad", "none", "bad", "bad"]
-    assert said == [
-        {"id": name, "verdict": one, "correction": "It is 4 <b>" if place == 5 else None} for place, one in enumerate(verdicts)
-    ]
-
-
-async def test_why_tells_attempt_odds_price_decision_and_ledger_and_esc_closes_it(
-    page: Page, stage: Stage, agent: PageAgent
-) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
-    await ask(page, "2+2?")
-    await press_button(page, "Why?")
-    await page.until("!!document.querySelector('.why h3')")
-    shown = await text_of(page, ".why")
-    for part in (
-        "The model's log-odds of asking were +1.25, the dial (τ 20 %) added -0.70: +0.55; it did not ask.",
-        "1.25 log-odds",
-        "Price λ 0.500",
-        "Tokens left 9,000",
-        "Spend left no limit",
-        "Reported by the coordinator, just now",
-        "Charged 0.000099 USD",
-        "Cloud tokens 20",
-        "Step 1: 14 + 23 = 37",
-        "It is 37.",
-        "run-77",
-        "nano-cloud",
-        "20% may ask",
-        "-0.70",
-    ):
-        assert part in shown, part
-    assert await page.value(f"{button('Why?')}.ariaExpanded") == "true"
-    await key(page, "Escape")
-    assert not await page.value("!!document.querySelector('.why')")
-    assert await focused(page) == "Why?"
+    said = await wait_for(agent, "/api/feedback", 4)
+    given = [("good", None), ("none", None), ("bad", None), ("bad", "It is 4 <b>")]
+    name = agent.answers.asked[0].id
+    assert said == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
 
 
 async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.pieces = ["<answer>", "half of it", " the rest", "</answer>"]
     agent.answers.wait_before = {2: asyncio.Event()}
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await send_question(page, "long")
     await page.until("document.querySelector('.answer .text')?.textContent.includes('half of it')")
     await key(page, "Escape")
@@ -340,8 +265,7 @@ async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(pag
 
 
 async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await ask(page, "keep me")
     await press_button(page, "Good")
     await wait_for(agent, "/api/feedback")
@@ -363,43 +287,9 @@ async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, s
     assert await page.value("document.getElementById('model').value") == "edge-local"
 
 
-async def test_a_reload_in_the_middle_of_an_answer_keeps_the_question(page: Page, stage: Stage, agent: PageAgent) -> None:
-    agent.answers.wait_before = {4: asyncio.Event()}
-    url = stage.show(agent)
-    await arrive(page, url)
-    await send_question(page, "half done")
-    await page.until("document.querySelector('.answer .text')?.textContent.includes('37')")
-    await page.reload()
-    await page.until("!!document.querySelector('.answer .problem')")
-    assert "reloaded" in await text_of(page, ".answer-head") and "half done" in await text_of(page, "#log")
-    agent.answers.wait_before = {}
-    await press_button(page, "Try again")
-    await page.until("document.querySelector('.answer-head .badge')?.textContent === 'local'")
-
-
-@pytest.mark.parametrize(
-    ("failure", "words"),
-    [(EdgeError("the engine is closed", hint="start the agent again"), "the engine is closed; start the agent again")],
-)
-async def test_a_failure_is_told_in_its_words_and_nothing_is_lost(
-    tab: Page, stage: Stage, failure: Exception, words: str, agent: PageAgent
-) -> None:
-    agent.answers.failure = failure
-    url = stage.show(agent)
-    await arrive(tab, url)
-    await send_question(tab, "will fail")
-    await tab.until("!!document.querySelector('.answer .problem')")
-    assert words in await text_of(tab, ".answer-head")
-    agent.answers.failure = None
-    await press_button(tab, "Try again")
-    await tab.until("document.querySelector('.answer-head .badge').textContent === 'local'")
-    assert [len(question.messages) for question in agent.answers.asked] == [1, 1]
-
-
 async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.failure, agent.answers.fail_after = CoordinatorUnavailable("the coordinator went away"), 4
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await send_question(page, "half")
     await page.until("!!document.querySelector('.answer .problem')")
     assert await text_of(page, ".answer .text") == "She has 37"
@@ -409,8 +299,7 @@ async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage,
 async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
     program = "def f(xs):\n    return [x for x in xs if x < 3 & 1]"
     agent.answers.pieces = ["<answer>So:\n```py", f"thon\n{program[:20]}", f"{program[20:]}\n``", "`\ndone</answer>"]
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     await ask(page, "write it")
     assert await page.value("document.querySelector('.code code').textContent") == program
@@ -422,30 +311,12 @@ async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage:
     assert await page.value("navigator.clipboard.readText()") == program
 
 
-async def test_text_from_right_to_left_runs_so_and_long_answers_stay_inside(page: Page, stage: Stage, agent: PageAgent) -> None:
-    agent.answers.pieces = ["<answer>", "باريس هي عاصمة فرنسا. ", "</answer>"]
-    url = stage.show(agent)
-    await arrive(page, url, width=320, height=600)
-    await ask(page, "ما هي عاصمة فرنسا؟")
-    directions = await page.value(
-        "['.asked div', '.answer .text'].map((one) => getComputedStyle(document.querySelector(one)).direction)"
-    )
-    assert directions == ["rtl", "rtl"]
-    agent.answers.pieces = ["<answer>", "word " * 8000, "x" * 3000, "</answer>"]
-    await ask(page, "a lot")
-    assert not await checks.overflows(page)
-    assert await page.value("document.documentElement.scrollHeight - innerHeight - scrollY") < 100
-
-
 # ---------------------------------------------------------------- budget
 
 
 async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
-    told = await text_of(page, "#limit")
-    assert told.startswith("Target: 20 % of questions may ask") and "practice cloud, nothing is charged" in told
-    assert "0.01 USD and 100 calls and 40000 tokens a month; begins anew on" in told
     amount = "#limit input[data-unit=spend_limit_uusd]"
     assert await page.value(f"document.querySelector({amount!r}).value") == "0.01"
     await page.value(f"document.querySelector({amount!r}).select()")
@@ -463,19 +334,10 @@ async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, s
     assert await wait_for(agent, "/api/budget/limit", 2) == [limits, {"off": True}], "as edge-agent budget limit --off"
 
 
-async def test_a_rate_is_typed_as_people_write_it(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_the_dial_is_typed_or_moved_by_keyboard_and_priced_before_it_is_set(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
     await arrive(page, stage.show(agent), "budget")
-    await page.until(FILLED["budget"])
-    await focus(page, ".dial .dial-text")
-    await page.type("30 %")
-    await key(page, "Enter")
-    assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": "30 %"}]
-    await page.until("document.querySelector('.dial-facts').textContent.includes('30%')")
-
-
-async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url, "budget")
     await page.until(FILLED["budget"])
     slider = ".dial input[type=range]"
     await focus(page, slider)
@@ -484,53 +346,22 @@ async def test_the_dial_is_moved_by_keyboard_and_priced_before_it_is_set(page: P
     assert await page.value(f"document.querySelector({slider!r}).ariaValueText") == "25%"
     await page.until("document.querySelector('.whatif').textContent.includes('would have come from the cloud')")
     assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.said("/api/budget") == []
-    told = await text_of(page, ".whatif")
-    assert told.startswith("Of the last 60 answers, 15 would have come from the cloud (really: 20).")
-    assert "They would have cost about 0.0015 USD (really: 0.002 USD)." in told
-    assert "within 0.5 s (p50) and 2.5 s (p90). About " in told and told.endswith("would have been good.")
+    assert "15 would have come from the cloud (really: 20)" in await text_of(page, ".whatif")
     await key(page, "Enter")
     assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": 0.25}]
     await page.until("document.querySelector('.dial-facts').textContent.includes('25%')")
     await key(page, "End")
     await key(page, "Escape")
     assert await page.value(f"document.querySelector({slider!r}).value") == "25"
+    await focus(page, ".dial .dial-text")
+    await page.type("30 %")
+    await key(page, "Enter")
+    assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": "30 %"}
     await focus(page, ".dial input[type=checkbox]")
     await space(page)
     await press_button(page, "Let the model decide")
-    assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": None}
+    assert (await wait_for(agent, "/api/budget", 3))[2] == {"task": "math", "target_rate": None}
     await page.until(f"document.querySelector({slider!r}).disabled")
-
-
-async def test_every_task_is_set_at_once_and_too_little_traffic_is_said(page: Page, stage: Stage, agent: PageAgent) -> None:
-    agent.control.past = agent.control.past[:9]
-    await arrive(page, stage.show(agent), "budget")
-    await page.until(FILLED["budget"])
-    every = ".dial:last-child"
-    assert await text_of(page, f"{every} h4") == "every task"
-    await focus(page, f"{every} input[type=range]")
-    await key(page, "Home")
-    assert await wait_for(agent, "/api/whatif") == [{"target_rate": 0, "task": None}]
-    await page.until(f"document.querySelector('{every} .whatif').textContent.startsWith('9 recorded answers are too few')")
-    await key(page, "Enter")
-    assert await wait_for(agent, "/api/budget") == [{"task": None, "target_rate": 0}]
-    await page.until("[...document.querySelectorAll('.dial-facts')].every((one) => one.textContent.startsWith('Target0%'))")
-
-
-async def test_asking_is_paused_and_goes_on_by_one_switch(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url, "budget")
-    await page.until(FILLED["budget"])
-    for wanted in ("true", "false"):
-        await focus(page, "#pause-cloud")
-        await space(page)
-        await page.until(f"document.getElementById('pause-cloud').ariaChecked === '{wanted}'")
-        told = await text_of(page, "#switched-off")
-        assert ("all answers come from this device" in told) == (wanted == "true")
-    assert agent.said("/api/budget/pause") == [{"paused": True}, {"paused": False}]
-    agent.control.budgets |= {"switched_off": "mode local-only", "paused": False}
-    await look_again(page, "budget")
-    await page.until("!document.getElementById('pause-cloud').checkVisibility()")
-    assert "off as long as the agent runs: mode local-only" in await text_of(page, "#switched-off")
 
 
 HOLD_BUDGETS = """(() => { const real = window.fetch; window.held = []; window.read = 0;
@@ -550,6 +381,8 @@ async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: 
     await focus(page, "#pause-cloud")
     await space(page)
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'true'")
+    assert agent.said("/api/budget/pause") == [{"paused": True}]
+    assert "all answers come from this device" in await text_of(page, "#switched-off")
     await page.value("held[0]()")
     await page.until("read === 1")
     assert await page.value("document.getElementById('pause-cloud').ariaChecked") == "true"
@@ -563,57 +396,24 @@ async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: 
 # ---------------------------------------------------------------- learning
 
 
-async def test_learning_shows_curves_with_phases_the_report_and_can_be_paused(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url, "learning")
+async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "learning")
     await page.until(FILLED["learning"])
-    await page.until("!document.querySelector('#accuracy-place svg').getAttribute('aria-label').includes('nothing yet')")
-    label = await page.value("document.querySelector('#accuracy-place svg').getAttribute('aria-label')")
-    shares = r"right in the end [\d.]+%, local accuracy [\d.]+%, answered locally [\d.]+%"
-    assert re.fullmatch(rf"Accuracy while learning, practice, math\. {shares}", label), label
-    assert [text.split(" step ")[1:] for text in await page.value(
-        "[...document.querySelectorAll('#accuracy-place svg')].map((one) => [...one.querySelectorAll('text')]"
-        ".map((text) => text.textContent).join(' '))"
-    )] == [["1", "45"], ["46", "90"]], "each task has a chart of its own steps"  # fmt: skip
-    report = await text_of(page, "#report")
-    assert "practice:arith 80 52 (65%) → 58 (72.5%) 80% → 88% at a rate up to 20% +9 −3" in report
-    assert "gained How many apples? 36 (wrong) → 37 (right)" in report
-    assert "asks now Which is it? b (wrong) → the cloud is asked" in report
-    assert "estimate" in report
+    await page.until("document.querySelectorAll('#accuracy-place svg').length === 2")  # one for each task
     shown = await text_of(page, "#report")
-    for part in (
-        "Active adapter 90; before, adapter 45",
-        "90 steps; 5 adapters promoted, 1 rejected",
-        "Rejected because math fell",
-        "from adapter 60 to adapter 45, by you",
-        "9 cloud, 37 local",
-        "6 good, 1 bad, 1 of them corrected",
-        "math: 9 of 46 questions (19.6%, target 20%)",
-        "0.000812 USD on answers, 0.0034 USD on learning",
-        "on battery: 2 times, 600 s in all",
-    ):
+    for part in ("52 (65%) → 58 (72.5%)", "gained How many apples? 36 (wrong) → 37 (right)", "Rejected because math fell"):
         assert part in shown, part
-    [since] = [float(urlsplit(one).query.removeprefix("since=")) for one in page.requested if "/api/report" in one]
-    assert 86_390 < await page.value("Date.now() / 1000") - since < 86_700
     await press_button(page, "Pause learning")
     await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")
-    assert await text_of(page, "#headline") == "learning is paused by you, step 90 of 120"
     await press_button(page, "Go on learning")
     await page.until("document.querySelector('#learning-state .state').textContent === 'Learning'")
     assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
-    agent.control.state["waiting"] = "on battery"
-    await look_now(page)
-    await page.until("document.querySelector('#learning-state .state').textContent === 'Waiting: on battery'")
 
 
 async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, stage: Stage, agent: PageAgent) -> None:
-    place = "[...document.querySelectorAll('#adapters button')].find((one) => one.dataset.version === '75')"
-    url = stage.show(agent)
-    await arrive(page, url, "learning")
+    await arrive(page, stage.show(agent), "learning")
     await page.until(FILLED["learning"])
-    assert "rejected math fell from 71 %" in await text_of(page, "#adapters")
-    await page.value(f"{place}.focus()")
-    assert await page.value("document.activeElement.ariaLabel") == "Roll back to version 75"
+    await page.value("[...document.querySelectorAll('#adapters button')].find((one) => one.dataset.version === '75').focus()")
     await key(page, "Enter")
     await page.until("document.getElementById('confirm').open")
     assert await focused(page) == "confirm-no"
@@ -625,15 +425,12 @@ async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, stage:
     await key(page, "Tab")
     await key(page, "Enter")
     await page.until("document.getElementById('announcer').textContent === 'Rolled back to version 75'")
-    await page.until("document.activeElement.id === 'adapters-title'")
     assert [known["version"] for known in agent.control.versions if known["serving"]] == [75]
-    await page.until("document.querySelectorAll('#adapters tbody tr')[1].textContent.includes('active')")
 
 
 async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent: PageAgent) -> None:
     more = lived_in_agent(100).control.log
-    url = stage.show(agent)
-    await arrive(page, url, "learning")
+    await arrive(page, stage.show(agent), "learning")
     await page.until(FILLED["learning"])
     agent.control.log = more
     agent.control.state["steps_done"] = 100
@@ -646,68 +443,28 @@ async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent:
 # ---------------------------------------------------------------- outbox
 
 
-async def test_the_outbox_shows_every_byte_that_left_and_what_waits(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url, "outbox")
+async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "outbox")
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
-    assert "a question the model asked for help" in first and "46 bytes" in first and "replaced: 1 × email" in first
-    await page.value("document.querySelector('#traffic summary').click()")
-    assert await text_of(page, "#waiting") == "Report of step 45 of task code: 25 of 128 responses asked, at a target of 20%."
+    assert "46 bytes" in first and "replaced: 1 × email" in first
     await focus(page, ".opener")
     await key(page, "Enter")
     await page.until("!!document.querySelector('.payload pre')")
-    shown = json.loads(await page.value("document.querySelector('.payload code').textContent"))
-    assert shown == agent.control.departed[0]["payload"] and "[EMAIL_1]" in shown["messages"][0]["content"]
-    assert (
-        await page.value("document.querySelectorAll('.payload code')[1].textContent")
-        == agent.control.departed[0]["payload_base64"]
-    )
-    assert "The message, 46 bytes when sent" in await text_of(page, ".payload")
+    shown, encoded = await page.value("[...document.querySelectorAll('.payload code')].map((one) => one.textContent)")
+    assert json.loads(shown) == agent.control.departed[0]["payload"] and "[EMAIL_1]" in shown
+    assert encoded == agent.control.departed[0]["payload_base64"]
     agent.control.departed.insert(0, sent(61))
     await page.until("document.querySelectorAll('#sent-list li').length === 51")
-    assert await page.value("document.querySelectorAll('#sent-list li')[1].querySelector('.opener').ariaExpanded") == "true"
-    assert await page.value("document.activeElement === document.querySelectorAll('.opener')[1]")
-    await key(page, "Escape")
-    assert await page.value("document.querySelectorAll('.opener')[1].ariaExpanded") == "false"
+    assert await page.value("document.activeElement === document.querySelectorAll('.opener')[1]"), "it stays where it was"
     await press_button(page, "Older")
     await page.until("document.querySelectorAll('#sent-list li').length === 61")
-    assert not await page.value("document.getElementById('sent-older').checkVisibility()")
-    order = await page.value("[...document.querySelectorAll('#sent-list .when')].map((one) => Date.parse(one.textContent))")
-    assert order == sorted(order, reverse=True)
-
-
-async def test_the_outbox_folds_what_learning_sent_and_shows_crowds_and_what_did_not_leave(
-    page: Page, stage: Stage, agent: PageAgent
-) -> None:
-    await arrive(page, stage.show(agent), "outbox")
-    await page.until(FILLED["outbox"])
-    crowd = [sent(number, "learning") for number in range(160, 60, -1)]
-    crowd[0] |= {"outcome": "no route", "times": 3, "payload": None, "payload_base64": "AAE="}
-    agent.control.departed[:0] = crowd
+    agent.control.departed[:0] = [{**sent(number, "learning"), "outcome": "no route"} for number in range(160, 61, -1)]
     await look_again(page, "outbox")
     assert await text_of(page, "#sent-list .badge") == "a question", "a person's questions come first"
-    assert not await page.value("document.getElementById('traffic-sent').checkVisibility()")
-    assert {urlsplit(one).query.split("&")[1] for one in page.requested if "/api/sent?" in one} == {"kind=answering"}
     await page.value("document.querySelector('#traffic summary').click()")
     await page.until("document.querySelector('#traffic-list li')?.textContent.includes('did not leave: no route')")
-    assert await page.value("document.querySelectorAll('#traffic-list li').length") == 50
-    assert "3 times" in await text_of(page, "#traffic-list li")
-    await page.value("document.querySelector('#traffic-list .opener').click()")
-    await page.until("!!document.querySelector('#traffic-list .payload pre')")
-    assert "can no longer be read" in await text_of(page, "#traffic-list .payload")
-    agent.control.departed[0] = {**crowd[0], "outcome": "too late"}
-    await look_again(page, "outbox")
-    await page.until("document.querySelector('#traffic-list .opener').textContent.includes('too late')")
-    await page.value("document.getElementById('traffic-older').click()")
-    await page.until("document.querySelectorAll('#traffic-list li').length === 100")
-    await page.value(
-        "(one => { one.value = 'step report'; one.dispatchEvent(new Event('change')); })(document.getElementById('kind'))"
-    )
-    await page.until("document.getElementById('traffic-none').textContent === 'Nothing of this kind has left this device.'")
-
-
-# ---------------------------------------------------------------- on every page
+    assert "25 of 128 responses asked" in await text_of(page, "#waiting")
 
 
 # ---------------------------------------------------------------- away and back, token
@@ -715,8 +472,7 @@ async def test_the_outbox_folds_what_learning_sent_and_shows_crowds_and_what_did
 
 async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.control.state |= {"online": False, "offline_reason": "no route to the coordinator"}
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     assert "offline: no route to the coordinator" in await text_of(page, "#headline")
     await ask(page, "still there?")
     assert await text_of(page, ".badge") == "local"
@@ -801,65 +557,44 @@ async def test_a_new_agent_says_what_is_not_there_yet(page: Page, stage: Stage) 
 
 # ---------------------------------------------------------------- safety and access
 
+MARKUP = """<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"><svg onload=document.title='owned'>
+</textarea><iframe srcdoc='<script>parent.document.title=1</script>'>javascript:document.title='owned'
+```html
+<b onclick=alert(1)>x</b>
+```\\boxed{<i>7</i>}{{constructor.constructor('document.title=1')()}}"""
 
-@pytest.mark.parametrize("text", HOSTILE)
+
+@pytest.mark.parametrize("text", [MARKUP, "__proto__"], ids=["markup", "a name of every object"])
 async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stage: Stage, text: str) -> None:
     agent = lived_in_agent(4)
-    agent.answers.pieces = [f"<think>{text}</think><answer>", text, "</answer>"]
-    agent.answers.note = note("local", reason=text)
-    for one in agent.control.log:
-        one["task"] = text  # type: ignore[index]
-    agent.control.versions = [
-        {
-            **agent.control.versions[-1],
-            "version": 3,
-            "task": text,
-            "gate": text,
-            "gate_reason": text,
-            "damage": text,
-            "serving": False,
-        }
-    ]
-    agent.control.state |= {
-        "waiting": text,
-        "task": text,
-        "model": {"name": text},
-        "coordinator": text,
-        "mode": text,
-        "steps_done": 4,
-    }
-    agent.control.state["quota"] |= {"line": text, "state": text, "task": text}
-    reading = dials()[0].to_json() | {"task": text}
-    agent.control.budgets["tasks"] = [{**agent.control.state["quota"], "dial": reading}]
-    agent.control.budgets["switched_off"] = agent.control.decision = text
-    tasks = [{**one, "source": text} for one in agent.control.prepared_report["tasks"]]
-    agent.control.prepared_report = {
-        **agent.control.prepared_report,
-        "tasks": tasks,
-        "waits": [{"reason": text, "times": 1, "seconds": 1}],
-    }
-    agent.control.departed = [
-        {**sent(1), "why": text, "outcome": text, "replaced": {text: 1}, "payload": {text: text}, "answer_id": text}
-    ]
-    agent.control.waiting[0]["task"] = text  # type: ignore[index]
-    agent.control.remark = text
+    control = agent.control
+    agent.answers.pieces, agent.answers.note = [f"<think>{text}</think><answer>", text, "</answer>"], note("local", reason=text)
+    control.log = [{**one, "task": text} for one in control.log]
+    told = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
+    control.versions = [{**control.versions[-1], **told, "version": 3, "serving": False}]
+    control.state |= {**dict.fromkeys(("waiting", "task", "coordinator", "mode"), text), "model": {"name": text}, "steps_done": 4}
+    control.state["quota"] |= dict.fromkeys(("line", "state", "task"), text)
+    control.budgets["tasks"] = [{**control.state["quota"], "dial": dials()[0].to_json() | {"task": text}}]
+    control.budgets["switched_off"] = control.decision = control.remark = text
+    tasks = [{**one, "source": text} for one in control.prepared_report["tasks"]]
+    waits = [{"reason": text, "times": 1, "seconds": 1}]
+    control.prepared_report = {**control.prepared_report, "tasks": tasks, "waits": waits}
+    left = {**dict.fromkeys(("why", "outcome", "answer_id"), text), "replaced": {text: 1}, "payload": {text: text}}
+    control.departed = [{**sent(1), **left}]
+    control.waiting = [{**control.waiting[0], "task": text}]
     url = stage.show(agent)
     await arrive(page, url)
     await ask(page, text.replace("\n", " "))
     await press_button(page, "Why?")
-    for view in VIEWS[1:]:
+    filled = {"budget": ".dial", "learning": "#adapters tr", "outbox": ".opener"}
+    for view, place in filled.items():
         await page.value(f"location.hash = '#{view}'")
-        await page.until(f"!document.getElementById('view-{view}').hidden")
-        ready = {"budget": "document.querySelectorAll('.dial').length", "learning": "document.querySelectorAll('#adapters tr').length",
-                 "outbox": "document.querySelectorAll('.opener').length"}[view]  # fmt: skip
-        await page.until(f"{ready} > 0")
+        await page.until(f"!document.getElementById('view-{view}').hidden && !!document.querySelector('{place}')")
     await page.value("document.querySelector('.opener').click()")
     await page.until("!!document.querySelector('.payload code')")
     assert json.loads(await page.value("document.querySelector('.payload code').textContent")) == {text: text}
-    await page.value(
-        "location.hash = '#budget'; (one => { one.value = 50; one.dispatchEvent(new Event('input')); })"
-        "(document.querySelector('.dial input'))"
-    )
+    turn = "(one => { one.value = 50; one.dispatchEvent(new Event('input')); })(document.querySelector('.dial input'))"
+    await page.value(f"location.hash = '#budget'; {turn}")
     await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Looking what this would have cost …'")
     made = "document.querySelectorAll('main img, main script, main iframe, main b, main i, svg [onload], [onerror], [onclick]').length"
     assert await page.value(made) == 0
@@ -868,8 +603,7 @@ async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stag
 
 
 async def test_the_browser_itself_refuses_markup_from_text(tab: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(tab, url)
+    await arrive(tab, stage.show(agent))
     tried = "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'taken'; } catch (error) { return error.name; } })()"
     assert await tab.value(tried) == "TypeError"
     assert await tab.value("fetch('https://example.org').then(() => 'gone', () => 'held')") == "held"
@@ -888,8 +622,7 @@ async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() 
 async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, stage: Stage, agent: PageAgent, theme: str) -> None:
     await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     await page.send("Accessibility.enable")
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     for source in ("local", "cloud", "local-fallback"):
         agent.answers.note = note(source)
         await ask(page, f"from {source}")
@@ -910,26 +643,24 @@ async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, st
         assert {"banner", "navigation", "main"} <= roles
 
 
-@pytest.mark.parametrize(("width", "height"), [(320, 600), (390, 844), (1280, 900), (2560, 1440), (3840, 2160)])
+@pytest.mark.parametrize(("width", "height"), [(320, 600), (1280, 900)])
 async def test_no_view_must_be_scrolled_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
-    url = stage.show(agent)
     for view in VIEWS:
-        await arrive(page, url, view, width, height)
+        await arrive(page, stage.show(agent), view, width, height)
         await page.until(FILLED[view])
         assert not await checks.overflows(page), view
         assert await page.value(f"document.getElementById('{view}-title').checkVisibility()")
 
 
 async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
     for view in VIEWS:
-        await arrive(page, url, view)
+        await arrive(page, stage.show(agent), view)
         await page.until(FILLED[view])
         await page.value("document.activeElement.blur()")
         count = await page.value("[...document.querySelectorAll('a, button, input, select, textarea, summary')]"
                                  ".filter((one) => one.checkVisibility() && !one.disabled).length")  # fmt: skip
         seen = []
-        for _ in range(min(count, 40)):
+        for _ in range(min(count, 20)):
             await key(page, "Tab")
             seen.append(await page.value(FOCUS))
         assert [one for one in seen if one[0] or one[2] < 2 or one[3] == "none"] == [], view
@@ -938,8 +669,7 @@ async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(pag
 
 
 async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page, stage: Stage, agent: PageAgent) -> None:
-    url = stage.show(agent)
-    await arrive(page, url)
+    await arrive(page, stage.show(agent))
     await focus(page, "#to-budget")
     await key(page, "Enter")
     await page.until("document.activeElement.id === 'budget-title'")
@@ -952,15 +682,3 @@ async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page
     await focus(page, "#skip")
     await key(page, "Enter")
     assert await focused(page) == "chat-title"
-
-
-async def test_nothing_moves_by_itself_where_motion_is_not_wished(page: Page, stage: Stage, agent: PageAgent) -> None:
-    agent.answers.wait_before = {0: asyncio.Event()}
-    await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
-    url = stage.show(agent)
-    await arrive(page, url)
-    await send_question(page, "wait")
-    await page.until("!!document.querySelector('.waiting')")
-    assert await page.value("document.getAnimations().length") == 0
-    agent.answers.wait_before[0].set()
-    await page.until("!!document.querySelector('.answer-head .badge')")

@@ -139,15 +139,11 @@ def _check_entries(wire: Wire) -> None:
     assert not any(is_told(one.secret, text) for one in planted(4) for text in texts)
 
 
-async def test_what_a_rule_forbids_never_reaches_even_the_coordinator(tmp_path: Path) -> None:
+async def test_what_a_rule_forbids_reaches_nobody_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:
     async with guarded_wire(tmp_path) as wire:
         with pytest.raises(Withheld):
             await wire.client.complete(call("k1", "The  VAULT code is 1"), 10.0)
         assert wire.bodies == [] and SentReader(wire.state.database).entries(Choice()) == []
-
-
-async def test_the_bytes_in_an_entry_are_those_of_the_request(tmp_path: Path) -> None:
-    async with guarded_wire(tmp_path) as wire:
-        await wire.client.complete(call("k1", "write to jo@x.org"), 10.0)
+        await wire.client.complete(call("k2", "write to jo@x.org"), 10.0)
         _, payload = SentReader(wire.state.database).entry(1)
-        assert payload == codec.encode_call(call("k1", "write to [EMAIL_1]")).SerializeToString()
+        assert payload == codec.encode_call(call("k2", "write to [EMAIL_1]")).SerializeToString()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from aiohttp import web
 from edge.cli.remote import announcement
 from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
 from tests.service.upstream_server import Upstream, completion, running_upstream
+from tests.service.warm_commands import edge_agent
 
 KEY, MODEL = "sk-a-key-of-somebody-s", "Qwen2.5-0.5B-Instruct-Q8_0"
 QUESTION: Any = [{"role": "user", "content": "Where is the Matterhorn?"}]
@@ -36,33 +37,12 @@ async def cloud(request: web.Request) -> web.StreamResponse:
     return web.json_response(completion(choices=[choice], usage={"prompt_tokens": 20, "completion_tokens": 100}))
 
 
-async def edge_agent(environment: Mapping[str, str], *words: str) -> str:
-    """Run a command; what it says."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "edge.cli", *words),
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await asyncio.wait_for(process.communicate(), START_S)
-    assert process.returncode == 0, said.decode()
-    return said.decode()
-
-
 @asynccontextmanager
-async def running_agent(
-    folder: Path, upstream: Upstream, *more: str, limit: str = ""
-) -> AsyncIterator[tuple[openai.AsyncOpenAI, dict[str, str]]]:
-    """`models pull`, a configuration, `budget limit` of so many USD, `run`; a client, and the environment of further commands."""
-    state = folder / "state"
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("EDGE_AGENT_")},
-        "EDGE_AGENT_MODELS": str(folder / "models"),
-        "OPENAI_API_KEY": KEY,
-        "OMP_NUM_THREADS": "1",
-    }
+async def running_agent(folder: Path, upstream: Upstream, *more: str) -> AsyncIterator[tuple[openai.AsyncOpenAI, dict[str, str]]]:
+    """`models pull`, a configuration, a limit of 0.001 USD a month, `run`; a client, and the environment of further commands."""
+    state = str(folder / "state")
+    environment = {"EDGE_AGENT_MODELS": str(folder / "models"), "OPENAI_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
     write_tiny_model(folder / f"{MODEL}.gguf", prompt_form=None, chat_template=TOOL_TEMPLATE, context_length=4096)
-    await edge_agent(environment, "models", "pull", str(folder / f"{MODEL}.gguf"))
     embedded = {
         "upstream": "openai_compatible",
         "base_url": upstream.base_url,
@@ -73,12 +53,16 @@ async def running_agent(
     }
     settings = {"coordinator": {"embedded": embedded}, "engine": {"threads": 1}, "model": {"context_tokens": 4096}}
     (folder / "cloud.yaml").write_text(yaml.safe_dump(settings))
-    if limit:
-        await edge_agent(environment, "budget", "limit", "--spend", limit, "--per", "month", "--state", str(state))
-    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--port", "0", "--state", str(state), *more)
+    for words in (
+        ("models", "pull", str(folder / f"{MODEL}.gguf")),
+        ("budget", "limit", "--spend", "0.001", "--per", "month", "--state", state),
+    ):
+        code, _, err = await edge_agent(*words, **environment)
+        assert code == 0, err
+    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--port", "0", "--state", state, *more)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "edge.cli", *words),
-        env=environment,
+        env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -87,7 +71,7 @@ async def running_agent(
         async with asyncio.timeout(START_S):
             while "OpenAI-compatible at" not in (line := (await process.stdout.readline()).decode()):
                 assert line
-        found = announcement(state)
+        found = announcement(Path(state))
         assert found is not None
         async with openai.AsyncOpenAI(base_url=f"{found['url']}/v1", api_key="none", max_retries=0) as client:
             yield client, environment
@@ -96,68 +80,47 @@ async def running_agent(
         await asyncio.wait_for(process.communicate(), START_S)
 
 
-async def test_a_model_by_name_and_a_key_in_the_environment_answer_and_stay_within_the_ledger(tmp_path: Path) -> None:
-    async with running_upstream(cloud) as upstream, running_agent(tmp_path, upstream, "--no-learn") as (client, environment):
-        chat: Any = client.chat.completions.create
-        answer = await chat(model="edge-cloud", messages=QUESTION)
-        assert (answer.choices[0].message.content, answer.edge["source"]) == ("In Zermatt.", "cloud")
-        assert (answer.usage.total_tokens, answer.edge["spend_uusd"]) == (120, 20 * 0.15 + 100 * 0.6)
-        assert upstream.headers[0]["Authorization"] == f"Bearer {KEY}"
-
-        held = await chat(model="edge-cloud", messages=QUESTION, response_format=FORM)
-        assert (json.loads(held.choices[0].message.content), upstream.bodies[1]["response_format"]) == (
-            {"place": "Zermatt"},
-            FORM,
-        )
-        again = await client.responses.create(
-            model="edge-cloud", input="And where?", text={"format": {"type": "json_schema", "name": "place", "schema": PLACE}}
-        )
-        assert json.loads(again.output_text) == {"place": "Zermatt"}
-
-        for seed in range(3):
-            local = await chat(model="edge-local", messages=QUESTION, response_format=FORM, seed=seed, temperature=1)
-            assert (local.edge["source"], local.choices[0].finish_reason) == ("local", "stop")
-            assert len(json.loads(local.choices[0].message.content)["place"]) <= 12
-            called = await chat(model="edge", messages=QUESTION, tools=[TOOL], tool_choice="required", seed=seed, temperature=1)
-            (call,) = called.choices[0].message.tool_calls[:1]
-            assert (called.edge["source"], call.function.name) == ("local", "find")
-            assert len(json.loads(call.function.arguments)["place"]) <= 12
-
-        usage: Any = await client.get("/usage", cast_to=object)
-        assert (usage["ledger"]["used"]["calls"], usage["ledger"]["used"]["spend_uusd"]) == (3, 3 * 63)
-        folder = tmp_path / "state"
-        outbox = await edge_agent(environment, "outbox", "--state", str(folder))
-        assert KEY not in outbox
-        written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
-        assert not any(KEY.encode() in content for content in written), "the key is in no file"
-
-
-async def test_with_own_questions_and_a_limit_it_learns_and_spends_no_more(tmp_path: Path) -> None:
+async def test_a_model_by_name_and_a_key_in_the_environment_answer_learn_and_spend_no_more_than_the_limit(tmp_path: Path) -> None:
     tasks = tmp_path / "my-questions.csv"
     tasks.write_text("question,answer\nWhere is the Matterhorn?,Zermatt\nWho runs the mill?,Ilka\n")
     small = ("--set", "learning.prompts_per_step=2", "--set", "learning.max_tokens=16")
     async with (
         running_upstream(cloud) as upstream,
-        running_agent(tmp_path, upstream, "--tasks", str(tasks), *small, limit="0.001") as (client, environment),
+        running_agent(tmp_path, upstream, "--tasks", str(tasks), *small) as (client, environment),
     ):
+        chat: Any = client.chat.completions.create
+        answer = await chat(model="edge-cloud", messages=QUESTION)
+        assert (answer.choices[0].message.content, answer.edge["source"]) == ("In Zermatt.", "cloud")
+        assert (answer.usage.total_tokens, answer.edge["spend_uusd"]) == (120, 20 * 0.15 + 100 * 0.6)
+        assert upstream.headers[0]["Authorization"] == f"Bearer {KEY}"
+        held = await chat(model="edge-cloud", messages=QUESTION, response_format=FORM)
+        assert json.loads(held.choices[0].message.content) == {"place": "Zermatt"}
+        assert FORM in [body.get("response_format") for body in upstream.bodies]
+
+        local = await chat(model="edge-local", messages=QUESTION, response_format=FORM, seed=1, temperature=1)
+        assert (local.edge["source"], local.choices[0].finish_reason) == ("local", "stop")
+        assert len(json.loads(local.choices[0].message.content)["place"]) <= 12
+        called = await chat(model="edge", messages=QUESTION, tools=[TOOL], tool_choice="required", seed=1, temperature=1)
+        (call,) = called.choices[0].message.tool_calls[:1]
+        assert (called.edge["source"], call.function.name) == ("local", "find")
+        assert len(json.loads(call.function.arguments)["place"]) <= 12
+
         refused = None
         for number in range(20):
             question: Any = [{"role": "user", "content": f"Where is peak {number}?"}]
             try:
-                await client.chat.completions.create(model="edge-cloud", messages=question, max_tokens=100)
+                await chat(model="edge-cloud", messages=question, max_tokens=100)
             except openai.APIStatusError as error:
                 refused = error
                 break
         assert refused is not None and "budget" in refused.message
-        assert len(upstream.bodies) > 5
+        place = ("--state", str(tmp_path / "state"))
         async with asyncio.timeout(START_S):
-            while (status := await status_of(environment, tmp_path / "state"))["learning"]["steps_done"] < 2:
-                await asyncio.sleep(1.0)
+            while (status := json.loads((await edge_agent("status", "--json", *place))[1]))["learning"]["steps_done"] < 2:
+                await asyncio.sleep(0.5)
         device = status["budget"]["device"]
         assert (device["spend_uusd"], device["spend_period"]) == (63 * len(upstream.bodies), "month")
         assert device["spend_uusd"] <= device["spend_limit_uusd"] == 1000
-
-
-async def status_of(environment: Mapping[str, str], state: Path) -> Any:
-    """What `status` says."""
-    return json.loads(await edge_agent(environment, "status", "--json", "--state", str(state)))
+        assert KEY not in (await edge_agent("outbox", *place, **environment))[1]
+    written = [path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert not any(KEY.encode() in content for content in written), "the key is in no file"

@@ -1,20 +1,26 @@
-"""Two coordinator processes on one PostgreSQL: one ledger, whoever is asked; and one of them dies."""
+"""Two coordinator processes on one PostgreSQL: one ledger, whoever is asked, whatever an administrator does; and one of them dies."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import yaml
 
-from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown
-from edge.rpc.client import StepUnits
+from coordinator.service.tokens import CHECK_FILES_S
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown, PermissionDenied
+from edge.rpc.client import BudgetSnapshot, StepUnits
+from edge.rpc.errors import from_rpc_error
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
 from tests.postgres_server import PostgresServer
 from tests.service.in_process import call
 from tests.service.processes import (
@@ -103,7 +109,7 @@ async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
     assert code == 0, told
 
 
-async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(replicas: Replicas, tmp_path: Path) -> None:
+async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
     """While it lives its hold stands; dead, the other charges the hold as in doubt, and the key ends for good."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     upstream.reply = upstream.hang
@@ -127,22 +133,100 @@ async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(re
     assert isinstance(again.value, OutcomeUnknown)
     code, told = await replicas.ledger("ledger", "verify")
     assert code == 0, told
-    whole, rest = tmp_path / "whole.jsonl.gz", tmp_path / "rest.jsonl"
-    assert (await replicas.ledger("ledger", "export", "--output", str(whole)))[0] == 0
-    code, told = await replicas.ledger("ledger", "export", "--after", "3", "--output", str(rest))
-    assert code == 0, told
-    assert json.loads(rest.read_text().splitlines()[0])["seq"] == 4
 
 
-async def test_what_one_replica_charges_rings_for_who_watches_at_the_other(replicas: Replicas) -> None:
-    """Within seconds, where the heartbeat is 30 s."""
-    spending, watching = replicas.clients
-    seen: list[int] = []
-    async with asyncio.timeout(25.0), aclosing(watching.watch_budget("math")) as budgets:
+async def at(child: CoordinatorProcess, *arguments: str) -> str:
+    """A command of this replica's operator that succeeds; what it prints."""
+    config = str(child.folder / "coordinator.yaml")
+    code, stdout, stderr = await command(*arguments, "--config", config, "--state", str(child.state))
+    assert code == 0, stderr
+    return stdout
+
+
+async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) -> None:
+    """Watch until a field has this value; within seconds, where the heartbeat is 30 s."""
+    async with asyncio.timeout(25.0):
         async for budget in budgets:
-            seen.append(budget.spend_uusd)
-            if len(seen) == 1:
-                await spending.complete(call("k1", "one"), 10.0)
-            if seen[-1] == CHARGE_UUSD:
-                break
-    assert seen[0] == 0 and seen[-1] == CHARGE_UUSD
+            if getattr(budget, field) == value:
+                return
+
+
+async def test_limits_spending_and_shut_out_devices_of_one_replica_hold_and_are_seen_at_the_other(replicas: Replicas) -> None:
+    """The configuration of both says 6 calls; what is set wins at once, survives SIGHUP and a restart, and is proved by the journal."""
+    first, second = replicas.clients
+    async with aclosing(second.watch_budget("math")) as budgets:
+        await until(budgets, "calls_limit", LIMIT)
+        await first.complete(call("k1", "one"), 10.0)
+        await until(budgets, "spend_uusd", CHARGE_UUSD)
+        await at(replicas.first, "budget", "set", "fleet", "--calls", "1")
+        await until(budgets, "calls_limit", 1)
+    for client in (first, second):
+        with pytest.raises(BudgetExhausted):
+            await client.complete(call("k2", "two"), 10.0)
+    replicas.second.process.send_signal(signal.SIGHUP)
+    await replicas.first.kill_9()
+    await replicas.first.start()
+    for client in (first, second):
+        with pytest.raises(BudgetExhausted):
+            await client.complete(call("k3", "three"), 10.0)
+    await at(replicas.second, "budget", "set", "fleet", "--calls", "config")
+    assert (await first.complete(call("k4", "four"), 10.0)).text == "FOUR"
+    assert (await first.get_budget("math")).calls_limit == (await second.get_budget("math")).calls_limit == LIMIT
+
+    async with asyncio.timeout(25.0), aclosing(second.watch_budget("math")) as budgets:
+        await anext(budgets)
+        await at(replicas.first, "devices", "disable", "local")
+        with pytest.raises(PermissionDenied, match="'local' is disabled"):
+            await until(budgets, "calls", -1)
+    for client in (first, second):
+        for refused in (client.complete(call("k5", "five"), 10.0), client.get_call("k1"), client.get_budget("math")):
+            with pytest.raises(PermissionDenied) as caught:
+                await refused
+            assert caught.value.reason == "DEVICE_DISABLED"
+    assert replicas.upstream.keys == ["local|k1|1", "local|k4|1"]
+    await at(replicas.second, "devices", "enable", "local")
+    assert (await second.complete(call("k5", "five"), 10.0)).text == "FIVE"
+    assert (await at(replicas.first, "ledger", "verify")).startswith("verified")
+
+
+async def budget_with(token: str, child: CoordinatorProcess) -> int:
+    """What a device that shows this token has spent, as this replica tells."""
+    async with grpc.aio.insecure_channel(child.address) as channel:
+        request = budget_pb2.GetBudgetRequest(task="math")
+        shown = (("authorization", f"Bearer {token}"),)
+        reply = await device_pb2_grpc.DeviceServiceStub(channel).GetBudget(request, metadata=shown, timeout=10.0)
+        return int(reply.budget.calls)
+
+
+@pytest.mark.long
+async def test_a_token_revoked_at_one_replica_is_refused_at_the_other(replicas: Replicas) -> None:
+    both = (replicas.first, replicas.second)
+    token = (await at(replicas.first, "token", "issue", "lamp")).strip()
+    assert [await budget_with(token, child) for child in both] == [0, 0]
+    async with grpc.aio.insecure_channel(f"unix:{replicas.first.state}/admin.sock") as channel:
+        await admin_pb2_grpc.AdminServiceStub(channel).RevokeDevice(admin_pb2.RevokeDeviceRequest(device="lamp"))
+    await asyncio.sleep(CHECK_FILES_S)
+    for child in both:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await budget_with(token, child)
+        assert from_rpc_error(caught.value).metadata["cause"] == "REVOKED"
+    fresh = (await at(replicas.second, "token", "issue", "lamp")).strip()
+    assert [await budget_with(fresh, child) for child in both] == [0, 0]
+
+
+@pytest.mark.long
+async def test_a_replica_without_a_shared_folder_neither_issues_nor_revokes(replicas: Replicas, tmp_path: Path) -> None:
+    alone = yaml.safe_load((replicas.first.folder / "coordinator.yaml").read_text())
+    del alone["auth"]
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    async with coordinator_process(folder, alone) as child:
+        here = ("--config", str(folder / "coordinator.yaml"))
+        for act in (("issue", "lamp"), ("revoke", "lamp"), ("rotate",)):
+            code, stdout, stderr = await command("token", *act, *here, "--state", str(child.state))
+            assert (code, stdout) == (1, "") and "auth.folder" in stderr and stderr.count("\n") == 1
+        async with grpc.aio.insecure_channel(f"unix:{child.state}/admin.sock") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await admin_pb2_grpc.AdminServiceStub(channel).RevokeDevice(admin_pb2.RevokeDeviceRequest(device="lamp"))
+        refused = from_rpc_error(caught.value)
+        assert (caught.value.code(), refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "KEYS_NOT_SHARED")

@@ -19,7 +19,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import CALL, TOKEN, Served, client_of, says
+from tests.service.test_openai_client import CALL, Served, client_of, says
 from tests.unit.agent_world import World
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"
@@ -151,14 +151,6 @@ def test_calls_of_tools_are_items_and_their_outputs_input(client: openai.OpenAI,
     turns = json.loads(served.cloud.sent[1].openai_json)["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool"]
     assert (turns[1]["tool_calls"], turns[2]["tool_call_id"]) == ([CALL], "call_1")
-    own = [
-        {"role": "user", "content": HARD},
-        {"type": "reasoning", "summary": []},
-        *(item.to_dict() for item in answer.output),
-        output,
-    ]
-    respond(client, model="edge", input=own, tools=[TOOL])
-    assert json.loads(served.cloud.sent[2].openai_json)["messages"] == turns
     kinds = [event.type for event in respond(client, model="edge", input=HARD, tools=[TOOL], stream=True)]
     assert kinds[2:6] == [
         "response.output_item.added",
@@ -173,20 +165,14 @@ def test_calls_of_tools_are_items_and_their_outputs_input(client: openai.OpenAI,
     [
         ({"model": "gpt-9"}, "model"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 9}, "temperature"),
         ({"metadata": {"task": "no label"}}, "metadata.task"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "name": "no name"}]}, "tools[0].name"),
         ({"tools": [TOOL]}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema.not"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
     ],
@@ -224,9 +210,3 @@ async def test_a_failure_in_the_middle_is_an_event_and_nothing_is_stored() -> No
         )
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(failed.response.id)
-
-
-def test_responses_want_the_token_too(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says), TOKEN)
-    with in_a_thread(served.open) as url, client_of(url, "another") as client, pytest.raises(openai.AuthenticationError):
-        respond(client)

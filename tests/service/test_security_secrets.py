@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 
 from coordinator.cli import main
-from coordinator.config import CoordinatorConfig, resolve_coordinator_config
-from coordinator.config_secrets import find_plain_secret, read_secret
-from coordinator.redact import RedactingFilter, looks_secret, redacted
+from coordinator.config_secrets import read_secret
+from coordinator.redact import RedactingFilter, redacted
 from edge.config.secret_refs import SecretRef, parse_secret_ref
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError
@@ -137,20 +136,16 @@ async def test_tokens_get_into_no_log_and_no_message(tmp_path) -> None:
     "text",
     [
         f"Authorization: Bearer {KEY}",
-        f"headers={{'Authorization': 'Bearer {KEY}'}}",
         f"authorization='{KEY}'",
         f"x-api-key: {KEY}",
-        f"api_key={KEY}",
         f'{{"api_key": "{KEY}"}}',
         f"https://user:{KEY}@host/path",
         f"postgresql://edge:{KEY[8:]}@db/ledger",
         f"Message(role='user', content='{PROMPT}')",
-        f'content: "{PROMPT} \\" and more measles"',
         f'{{"messages": [{{"role": "user", "content": "{PROMPT}"}}]}}',
         f"content='{PROMPT[:20]}",  # cut off before the quote ends
         f"future: <Task finished exception=ValueError('{PROMPT}')>",
         f"-----BEGIN PRIVATE KEY-----\n{KEY}\n-----END PRIVATE KEY-----",
-        f"-----BEGIN EC PRIVATE KEY-----\n{KEY}",
     ],
 )
 def test_what_has_the_form_of_a_secret_or_a_quoted_prompt_is_cut(text) -> None:
@@ -210,25 +205,6 @@ def test_a_secret_in_the_configuration_is_refused_in_one_line_that_does_not_repe
         assert err.startswith("error: ") and err.count("\n") == 1 and leaks(out, err) == []
 
 
-def test_how_to_name_a_secret_is_said(tmp_path, capsys) -> None:
-    for name, where in (
-        ("as the model", "upstreams.default.model looks like a secret"),
-        ("as the reference", "api_key is no reference"),
-    ):
-        (tmp_path / "c.yaml").write_text(PLAIN[name])
-        assert main(["config", "check", "--config", str(tmp_path / "c.yaml")]) == 1
-        said = capsys.readouterr().err
-        assert where in said and "env:NAME or file:/PATH" in said
-
-
-def test_config_show_tells_where_each_value_comes_from(tmp_path, capsys) -> None:
-    (tmp_path / "c.yaml").write_text("upstreams:\n  default:\n    api_key: env:UPSTREAM_KEY\n")
-    assert main(["config", "show", "--config", str(tmp_path / "c.yaml")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f'upstreams.default.api_key: "env:UPSTREAM_KEY"  # {tmp_path}/c.yaml:3' in lines
-    assert "auth.token_life_s: 900  # default" in lines
-
-
 async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
@@ -247,24 +223,9 @@ async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) 
             await client.aclose()
     assert seen == [f"Bearer {KEY}"]
     file.chmod(0o644)
-    code, _, stderr = await command(
-        "serve",
-        "--config",
-        str(tmp_path / "coordinator.yaml"),
-        "--listen",
-        f"unix:{tmp_path}/c.sock",
-        "--state",
-        str(tmp_path / "s"),
-    )
+    here = ("--config", str(tmp_path / "coordinator.yaml"), "--state", str(tmp_path / "s"))
+    code, _, stderr = await command("serve", *here, "--listen", f"unix:{tmp_path}/c.sock")
     assert code == 1 and "others can read" in stderr and stderr.count("\n") == 1 and leaks(stderr) == []
-
-
-def test_every_shipped_default_and_reference_passes() -> None:
-    assert find_plain_secret(CoordinatorConfig().model_dump(mode="json")) is None
-    assert not any(
-        looks_secret(text) for text in ("env:UPSTREAM_KEY", "file:/run/secrets/upstream-key", "deepseek-reasoner-2026-10")
-    )
-    assert resolve_coordinator_config(sets=["upstreams.default.api_key=env:UPSTREAM_KEY"]).config.upstreams
 
 
 async def test_certificates_and_tokens_by_command_and_a_served_call_with_them(tmp_path) -> None:

@@ -112,7 +112,6 @@ def confused(key: SigningKey) -> str:
 
 FORGED = {
     "no algorithm": lambda key: unsigned({"alg": "none", "kid": key.kid}, claims()),
-    "no algorithm, capitals": lambda key: unsigned({"alg": "NONE", "kid": key.kid}, claims()),
     "no signature": lambda key: signed(key, claims()).rpartition(".")[0] + ".",
     "algorithm confusion": confused,
     "another key under a known kid": lambda key: signed(SigningKey(key.kid, "11" * 32, 0), claims()),
@@ -133,8 +132,6 @@ FORGED = {
     "a life of a year": lambda key: signed(key, claims(exp=now_s() + 365 * 86400)),
     "no end": lambda key: signed(key, {name: value for name, value in claims().items() if name != "exp"}),
     "an end that is no number": lambda key: signed(key, claims(exp=True)),
-    "an epoch that is no number": lambda key: signed(key, claims(epoch=False)),
-    "a beginning that is no number": lambda key: signed(key, claims(begun="now")),
     "an unknown role": lambda key: signed(key, claims(role="root")),
     "tasks that are no list": lambda key: signed(key, claims(tasks="math")),
     "another epoch": lambda key: signed(key, claims(epoch=7)),
@@ -159,14 +156,6 @@ async def test_every_forged_token_is_refused_and_none_is_repeated_in_the_refusal
         await ask(fleet, address, signed(key, claims()))
     assert told["expired"] == "the token has expired" and "was revoked" in told["another epoch"]
     assert told["not yet valid"] == told["issued in the future"] and "clocks" in told["not yet valid"]
-
-
-@pytest.mark.parametrize(("role", "refusal"), [("admin", "role admin"), ("console", "role console"), ("metrics", "role metrics")])
-async def test_other_roles_are_no_devices(fleet, role, refusal) -> None:
-    token = fleet.tokens.issue(role, "lamp")
-    async with fleet.running(**TOKENS_ONLY) as (_, address):
-        with pytest.raises(PermissionDenied, match=f"{refusal} may not use DeviceService"):
-            await ask(fleet, address, token)
 
 
 async def test_guessing_is_slowed_down_but_holders_of_checked_tokens_go_on(fleet) -> None:
@@ -270,17 +259,12 @@ def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "{}x",
-        "[1, 2]",
         "[" * 100_000,
         '[{"kid": "a", "private": "zz", "made_at": 1}]',
-        '[{"kid": "a", "private": "00", "made_at": 1}]',
-        '[{"kid": "a", "private": 5, "made_at": 1}]',
-        '[{"role": "device", "name": "lamp", "epoch": "1"}]',
         '[{"role": "device", "name": "lamp", "epoch": null}]',
-        '[{"role": ["device"], "name": "lamp"}]',
     ],
+    ids=["cut", "deep", "key", "epoch"],
 )
 def test_a_damaged_store_is_a_state_error_to_whoever_issues_or_revokes(tmp_path, name: str, text: str) -> None:
     tokens = Tokens(TokenStore(tmp_path), TokenTerms(), ManualClock())

@@ -60,8 +60,7 @@ def _write_sweep(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["report", "compare", "sweep"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 async def test_every_page_is_readable_named_and_fits_and_asks_nobody_for_anything(
     browser: Browser, pages: Path, name: str, scheme: str, width: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,13 +16,11 @@ from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import ProviderError
-from edge.core.errors import CoordinatorUnavailable, InvalidRequest
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.core.errors import InvalidRequest
 from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.scripted_provider import ScriptedProvider
 from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import PRICE, TOOLS, call, connected, running_coordinator
-from tests.service.processes import command, coordinator_process, fake_upstream, settings_for
+from tests.service.in_process import PRICE, call, connected, running_coordinator
 from tests.service.upstream_server import (
     Behaviour,
     answers,
@@ -95,15 +92,6 @@ async def test_streamed_calls_are_put_together_and_come_with_the_end(tmp_path) -
     told = deltas[-1].completion
     assert json.loads(told.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
     assert told.charged_uusd == CHARGE_UUSD
-
-
-async def test_the_same_question_with_tools_is_answered_from_the_cache_and_with_others_is_not(tmp_path) -> None:
-    async with served(tmp_path, either) as (client, upstream):
-        first = await client.complete(wants_tools("k1"), 5.0)
-        again = await client.complete(wants_tools("k2"), 5.0)
-        assert (again.cached, again.charged_uusd, again.openai_json) == (True, 0, first.openai_json)
-        assert not (await client.complete(call("k3", openai_json=TOOLS), 5.0)).cached
-        assert not (await client.complete(call("k4"), 5.0)).cached and len(upstream.bodies) == 3
 
 
 def piece(**delta: Any) -> bytes:
@@ -198,29 +186,3 @@ def test_of_several_upstreams_only_those_that_can_call_tools_are_asked() -> None
     table = UpstreamTable(upstreams, {"default": (Leg("plain", order=0), Leg("able", order=1))})
     assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]
     assert [each.alias for each in table.choose(call(), "q", 0.0)] == ["plain", "able"]
-
-
-async def test_calls_of_tools_outlive_kill_9_and_a_lost_reply_and_the_ledger_vouches_for_them(tmp_path) -> None:
-    async with fake_upstream() as upstream:
-        upstream.reply = either
-        async with coordinator_process(tmp_path, settings_for(upstream)) as child:
-            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=2))
-            answered = await client.complete(wants_tools("answered"), 10.0)
-            upstream.reply = upstream.hang
-            upstream.asked.clear()
-            asking = asyncio.create_task(client.complete(wants_tools("cut", temperature=1.0), 30.0))
-            await upstream.asked.wait()
-            await child.kill_9()
-            with pytest.raises(CoordinatorUnavailable):
-                await asking
-            await client.aclose()
-            await child.start()
-            client = GrpcCoordinatorClient(child.address)
-            assert replace(await client.get_call("answered"), budget=None) == replace(answered, budget=None)
-            again = await client.complete(wants_tools("answered"), 10.0)
-            assert json.loads(again.openai_json)["tool_calls"] == CALLS
-            await client.aclose()
-            assert upstream.keys == ["local|answered|1", "local|cut|1"]
-            await child.stop()
-        code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
-        assert code == 0, stdout + stderr

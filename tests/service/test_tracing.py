@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -126,13 +124,6 @@ async def test_spans_tell_no_prompts_answers_or_names_of_callers(tmp_path) -> No
         assert all(not span.events and not span.status.message for span in sink.spans)
 
 
-async def test_a_trace_that_its_device_does_not_keep_is_not_sent(tmp_path) -> None:
-    async with collector() as sink, fake_upstream() as upstream:
-        async with coordinator(tmp_path, upstream, sink.url):
-            await ask_in_a_trace(tmp_path, flags="00")
-        assert sink.spans == []
-
-
 async def test_without_telemetry_nothing_goes_along_to_the_upstream(tmp_path) -> None:
     headers: dict[str, str] = {}
 
@@ -153,31 +144,9 @@ async def test_a_collector_that_is_gone_costs_no_call(tmp_path) -> None:
         assert len(upstream.keys) == 1
 
 
-def test_serving_without_telemetry_imports_no_opentelemetry() -> None:
-    code = """
-import sys
-from coordinator.commands import admin_client
-from coordinator import app as bootstrap
-from coordinator.service.telemetry import Telemetry
-from coordinator.service import server
-from coordinator.service import tracing
-from coordinator.config import CoordinatorConfig
-from edge.core.clock import SystemClock
-Telemetry(CoordinatorConfig(), SystemClock())
-assert not any(name.startswith("opentelemetry") for name in sys.modules), sorted(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize(
     "endpoint", ["collector:4318", "http://user:pass@c:4318", "https://c/?key=1", "http://c:port", "ftp://c"]
 )
 def test_an_endpoint_that_cannot_be_or_carries_a_secret_is_refused(endpoint) -> None:
     with pytest.raises(ValidationError, match="otlp_endpoint"):
         TelemetryConfig(otlp_endpoint=endpoint)
-
-
-def test_the_address_of_a_collector_may_be_written_with_or_without_its_path() -> None:
-    assert {TelemetryConfig(otlp_endpoint=f"http://c:4318{path}").traces_url for path in ("", "/", "/v1/traces")} == {
-        "http://c:4318/v1/traces"
-    }

@@ -52,12 +52,6 @@ def installed(bin_folder: Path) -> set[str]:
     return {package["name"].lower() for package in json.loads(listing.stdout)}
 
 
-def test_known_device_profiles_travel_along(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = {Path(name).name for name in archive.namelist() if name.startswith("edge/config/devices/")}
-    assert {path.name for path in (ROOT / "devices").glob("*.yaml")} <= names
-
-
 @pytest.mark.parametrize("extra", ["", "coordinator", "agent", "train", "onnx", "postgres", "lab"])
 def test_each_extra_installs_alone_and_its_commands_answer(extra: str, wheel: Path, tmp_path: Path) -> None:
     bin_folder = environment(tmp_path / "venv", wheel, extra)
