@@ -233,23 +233,37 @@ answer = Yes()
     "expression",
     [
         "to_roman(5).startswith('V')",
+        "to_roman(5).issubset({1, 2, 3})",
+        "to_roman(5).equals([1, 2, 3])",
+        "to_roman(5).equals(other='V')",
         "to_roman(5).__eq__('V')",
+        "to_roman(5).__contains__('V')",
+        "to_roman(5).__ge__(4)",
         "to_roman(5).__radd__(4)",
         "to_roman(5)['V']",
         "to_roman(5)('V')",
         "to_roman(5).inner.startswith('V')",
+        "to_roman(5).replace().startswith('V')",
+        "to_roman(5).inner['V']",
+        "next(iter(to_roman(5))).startswith('V')",
         "'V' in to_roman(5)",
         "{'V': 1}[to_roman(5)]",
         "in_a_list(5)[0].startswith('V')",
+        "[one.count('I') for one in in_a_list(2)][0]",
         "list(filter(lambda one: one.startswith('V'), in_a_list(2)))",
         "max(in_a_list(2), key=lambda one: one.count('V')).count('V')",
         "a_class(5)(1).startswith('V')",
+        "a_class(5).startswith('V')",
         "Solution().to_roman(5).startswith('V')",
         "Solution().itself().startswith('V')",
+        "Solution().text.startswith('V')",
         "Solution.of(5).startswith('V')",
         "Solution().__eq__('V')",
+        "Solution().__ne__('IV')",
         "roman(5).startswith('V')",
+        "roman(5).__eq__('V')",
         "answer.startswith('V')",
+        "answer(5).equals('V')",
     ],
 )
 def test_an_object_in_the_place_of_an_answer_is_asked_nothing_about_it(sandbox: Sandbox, expression: str) -> None:
@@ -295,7 +309,9 @@ runner._answer = lambda module, token, kind, name, arguments, keywords: wire.enc
     cheat(sandbox, code)
 
 
-@pytest.mark.parametrize("content", ["b'ffffffff'", "b'-0000001'", "b'00000005S9:ab'", "b'\\xff' * (1 << 22)"])
+@pytest.mark.parametrize(
+    "content", ["b'ffffffff'", "b'-0000001'", "b'0000000gN'", "b'00000001X'", "b'00000005S9:ab'", "b'\\xff' * (1 << 22)"]
+)
 def test_bytes_that_are_no_frame_are_refused(sandbox: Sandbox, content: str) -> None:
     code = f"""
 import os, sys
