@@ -18,7 +18,6 @@ from edge.inference.gguf_model import check_gguf_file
 from edge.models import hub
 from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
-from edge.models.weights import available_memory
 from tests.engine.changed_gguf import Parts, Tensor, changed, putting
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.tiny_gguf import write_tiny_model
@@ -182,39 +181,3 @@ def test_show_tells_what_learning_takes_by_its_formula(tiny: Path, models: Path,
     assert about["memory"]["learning"] > 40 * about["parameters"]
     assert main(["models", "show", "scaled"]) == 0
     assert "learning with default settings: not possible" in capsys.readouterr().out
-
-
-def group(folder: Path, names: tuple[str, str], limit: int | str, used: int, stat: str = "") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(stat)
-
-
-SECOND, FIRST = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def test_page_cache_that_nobody_uses_is_free(tmp_path: Path) -> None:
-    group(tmp_path, SECOND, 1000, 900, "anon 100\ninactive_file 700\nactive_file 100\n")
-    assert available_memory(lambda: 5000, tmp_path) == 800
-
-
-def test_the_smallest_rest_of_nested_groups_holds(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "own"
-    own.write_text("0::/outer/inner\n")
-    group(root / "outer", SECOND, 700, 500, "inactive_file 100\n")
-    group(root / "outer/inner", SECOND, "max", 400)
-    assert available_memory(lambda: 5000, root, own) == 300
-    group(root / "outer/inner", SECOND, 450, 400)
-    assert available_memory(lambda: 5000, root, own) == 50
-    assert available_memory(lambda: 20, root, own) == 20
-    own.write_text("0::/../elsewhere\n")
-    assert available_memory(lambda: 5000, root, own) == 5000
-
-
-def test_the_first_version_of_control_groups_is_seen(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "own"
-    own.write_text("5:cpu,cpuacct:/x\n4:memory:/a/b\n")
-    group(root / "memory", FIRST, 2**63 - 4096, 10)
-    group(root / "memory/a", FIRST, 900, 800, "inactive_file 1\ntotal_inactive_file 300\n")
-    assert available_memory(lambda: 5000, root, own) == 400
