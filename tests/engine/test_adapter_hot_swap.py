@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from edge.core.errors import AdapterError
 from edge.core.types import AdapterRef, Message, Sampling
@@ -69,16 +70,19 @@ async def gap(backend: LlamaCppBackend, model: TinyModel, state: dict[str, np.nd
     return float(np.concatenate(differences).mean())
 
 
-@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize(("rslora", "half"), [(False, False), (True, False), (False, True)])
 async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
-    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path, rslora: bool
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path, rslora: bool, half: bool
 ) -> None:
     folder = tmp_path / "adapter"
     merged = write_peft_adapter(folder, tiny, rslora=rslora)
+    if half:  # as peft saves the adapter of a bfloat16 model
+        file = folder / "adapter_model.safetensors"
+        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
     write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
     assert await gap(backend, tiny, tiny.state) < ROUNDED
     await backend.swap_adapter(AdapterRef(1, str(folder)))
-    assert await gap(backend, tiny, merged) < ROUNDED
+    assert await gap(backend, tiny, merged) < (5 if half else 1) * ROUNDED
     assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
 
 
@@ -193,22 +197,6 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(
     with pytest.raises(AdapterError, match=complaint):
         write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-
-
-def test_bfloat16_weights_are_read(tiny: TinyModel, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path / "adapter"
-    write_peft_adapter(folder, tiny)
-    path = folder / "adapter_model.safetensors"
-    halves = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
-    save_file(halves, path)
-    write_gguf_adapter(folder, tiny.path, folder / "adapter.gguf")
-    import gguf
-
-    written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "adapter.gguf").tensors}
-    source = halves["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"].float().numpy()
-    assert np.array_equal(written["blk.0.ffn_up.weight.lora_a"], source)
 
 
 async def test_two_engines_over_one_copy_of_the_weights_have_adapters_of_their_own(

@@ -8,12 +8,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import pytest
 
 from edge.cli import main
-from edge.core.errors import ModelFileError, UsageError
-from edge.core.gguf_header import BLOCKS, read_header
+from edge.core.errors import ModelFileError
+from edge.core.gguf_header import read_header
 from edge.inference.gguf_model import check_gguf_file
 from edge.models import hub
 from edge.models.hf_folder import stored_tensors
@@ -43,41 +42,31 @@ SENSELESS = {
     "attention.head_count_kv": ("u32", 3), "embedding_length": ("u32", 0), "context_length": ("text", "abc"),
     "feed_forward_length": ("u32", 2**31),
 }  # fmt: skip
+FEWER_THAN_ONE = [("block_count", ("i32", 0)), ("block_count", ("i32", -3))]
 
 
-@pytest.mark.parametrize("key", list(SENSELESS))
-def test_a_senseless_number_is_refused_before_llama_cpp_sees_it(tiny: Path, tmp_path: Path, key: str) -> None:
-    path = changed(tiny, tmp_path / "odd.gguf", putting({f"qwen2.{key}": SENSELESS[key]}))
+@pytest.mark.parametrize(("key", "value"), [*SENSELESS.items(), *FEWER_THAN_ONE])
+def test_a_senseless_number_is_refused_before_llama_cpp_sees_it(
+    tiny: Path, tmp_path: Path, key: str, value: tuple[str, object]
+) -> None:
+    path = changed(tiny, tmp_path / "odd.gguf", putting({f"qwen2.{key}": value}))
     for opened in (check_gguf_file, lambda file: quantise(file, tmp_path / "out.gguf", "F16", threads=1)):
-        with pytest.raises(ModelFileError, match=f"qwen2.{key} is .* makes no sense") as caught:
+        with pytest.raises(ModelFileError, match=f"qwen2.{key}") as caught:
             opened(path)
         assert "\n" not in str(caught.value) and caught.value.hint
-
-
-@pytest.mark.parametrize("count", [0, -3])
-def test_a_number_of_layers_below_one_is_refused(tiny: Path, tmp_path: Path, count: int) -> None:
-    with pytest.raises(ModelFileError, match="block_count"):
-        check_gguf_file(changed(tiny, tmp_path / "odd.gguf", putting({"qwen2.block_count": ("i32", count)})))
 
 
 def long_array(kind: int, length: int) -> bytes:
     return struct.pack("<IIQ", 9, kind, length)
 
 
-def over_another(parts: Parts) -> None:
-    parts.tensors[2].offset = 32
-
-
-def twice(parts: Parts) -> None:
-    parts.tensors.append(parts.tensors[1])
-
-
 DAMAGED: dict[str, Callable[[Parts], object]] = {
     "the key 'qwen2.block_count' twice": lambda parts: parts.values.append(("qwen2.block_count", struct.pack("<II", 4, 1))),
-    "the tensor 'blk.0.attn_norm.weight' twice": twice,
-    "lies over another one": over_another,
+    "the tensor 'blk.0.attn_norm.weight' twice": lambda parts: parts.tensors.append(parts.tensors[1]),
+    "lies over another one": lambda parts: setattr(parts.tensors[2], "offset", 32),
     "more weights than can be counted": lambda parts: parts.tensors.append(Tensor("x", [2**32, 2**32], 0, b"")),
     "no power of two up to 1 MiB": putting({"general.alignment": ("u32", 2**21)}),
+    "alignment": putting({"general.alignment": ("text", "32")}),
     "an array of 4194304 values": putting({"a": ("raw", long_array(8, 1 << 22))}),
     "an array of 1099511627776 values": putting({"a": ("raw", long_array(4, 1 << 40))}),
 }
@@ -88,16 +77,6 @@ def test_a_made_up_header_is_refused(tiny: Path, tmp_path: Path, why: str) -> No
     path = changed(tiny, tmp_path / "odd.gguf", DAMAGED[why])
     with pytest.raises(ModelFileError, match=why):
         read_header(path)
-
-
-@pytest.mark.parametrize(("kind", "value"), [("bool", True), ("f32", 32.0), ("text", "32")])
-def test_an_alignment_is_a_whole_number(tiny: Path, tmp_path: Path, kind: str, value: object) -> None:
-    with pytest.raises(ModelFileError, match="alignment"):
-        read_header(changed(tiny, tmp_path / "odd.gguf", putting({"general.alignment": (kind, value)})))
-
-
-def test_block_sizes_are_those_of_the_format() -> None:
-    assert {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items() if int(kind) in BLOCKS} == BLOCKS
 
 
 BAD_CONFIGS = {
@@ -151,14 +130,6 @@ def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
     assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
-def test_a_file_of_the_type_already_is_not_quantised_again(tmp_path: Path) -> None:
-    half, out = tmp_path / "half.gguf", tmp_path / "out.gguf"
-    quantise(write_tiny_model(tmp_path / "full.gguf", quantised=False).path, half, "F16", threads=1)
-    with pytest.raises(UsageError, match="is F16 already"):
-        quantise(half, out, "f16", threads=1)
-    with pytest.raises(UsageError, match="is Q8_0 already"):
-        quantise(write_tiny_model(tmp_path / "plain.gguf").path, out, "Q8_0", threads=1)
-    assert not out.exists()
 
 
 def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:

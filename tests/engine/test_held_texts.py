@@ -99,13 +99,6 @@ async def test_a_random_schema_with_a_keyword_that_is_false_is_held_or_refused(n
         {"type": "string", "pattern": "^[^a-z]{4}$"},
         {"type": "object", "properties": {"größe": {"type": "string", "maxLength": 4}}, "required": ["größe"]},
         {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "boolean"}, "required": ["a"]},
-        {
-            "type": "array",
-            "items": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.35},
-            "minItems": 4,
-            "maxItems": 4,
-        },
-        {"type": "array", "items": {"type": "integer", "minimum": -12, "exclusiveMaximum": 105}, "minItems": 5, "maxItems": 5},
         {"enum": ["ä\n", {"b": [1, None]}, "</answer>"]},
     ],
     ids=json.dumps,
@@ -134,14 +127,6 @@ async def test_numbers_stay_within_any_bounds(tiny: LlamaCppBackend) -> None:
         assert response.finish is FinishReason.EOS and fits(schema, response.text), (bounds, response.text)
         written_numbers += 6
     assert written_numbers > 240
-
-
-@pytest.mark.parametrize("bound", ["exclusiveMaximum", "exclusiveMinimum"])
-async def test_a_bound_that_is_outside_is_never_written(tiny: LlamaCppBackend, bound: str) -> None:
-    schema = {"type": "array", "items": {"type": "number", bound: 0}, "minItems": 6, "maxItems": 6}
-    for seed in range(10):
-        response = await written(tiny, schema_grammar(schema, "s"), seed, temperature=3.0, max_tokens=400)
-        assert fits(schema, response.text), response.text
 
 
 async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaCppBackend) -> None:
@@ -179,17 +164,10 @@ async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -
         ({"properties": {"a": {"multipleOf": 2}}}, "s.properties.a.multipleOf"),
         ({"items": {"patternProperties": {}}}, "s.items.patternProperties"),
         ({"type": "string", "format": "iri"}, "s.format"),
-        *(
-            ({"type": kind, word: False}, f"s.{word}")
-            for kind, word in (
-                *(("array", "contains"), ("array", "unevaluatedItems"), ("object", "unevaluatedProperties"), ("object", "if")),
-                *(("object", "propertyNames"), ("object", "not")),
-            )
-        ),
-        ({"$id": "a:b", "properties": {"a": {"$id": "a:c", "type": "string"}}}, "s.properties.a.$id"),
+        ({"type": "array", "contains": False}, "s.contains"),
+        ({"type": "object", "if": False}, "s.if"),
         ({"$ref": "#/$defs/a/$defs/b", "$defs": {"a": {"$id": "a:c", "$defs": {"b": {"$ref": "#/$defs/b"}}}}}, "s.$ref"),
         ({"type": "integer", "maximum": 10**400}, "s.maximum"),
-        ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
@@ -218,7 +196,6 @@ def test_what_cannot_be_held_is_refused_at_its_place(schema: Any, place: str) ->
         ({"anyOf": []}, "s.anyOf"),
         ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
         ({"$ref": "#/$defs/none"}, "s.$ref"),
-        ({"type": "object", "properties": {"a": 3}}, "s.properties.a"),
     ],
     ids=json.dumps,
 )
@@ -275,7 +252,6 @@ def test_only_templates_that_write_calls_as_they_are_read_call_tools(tiny: Llama
     other_forms = (
         TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
         TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),
-        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ 1 + 'a' }}"),
         TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ raise_exception('none') }}"),
     )
     assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls_tools

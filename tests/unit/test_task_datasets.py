@@ -153,20 +153,19 @@ def test_taco_tests_are_cut_to_a_bearable_length_and_a_problem_without_any_is_le
     assert len(source.left_out) == 1 and "taco.jsonl:2" in source.left_out[0]
 
 
+WRITERS: dict[str, Callable[[Path, Rows], object]] = {
+    ".jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode())),
+    ".json": lambda path, rows: path.write_text(json.dumps(rows)),
+    ".parquet": write_parquet,
+}
+
+
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
+@pytest.mark.parametrize("ending", WRITERS)
 def test_every_file_format_gives_the_same_items(tmp_path: Path, name: str, ending: str) -> None:
-    rows = ROWS[name](12)
+    rows, path = ROWS[name](12), tmp_path / f"train{ending}"
     expected = all_items(f"{name}:{write_jsonl(tmp_path / 'plain' / 'train.jsonl', rows)}")
-    path = tmp_path / f"train{ending}"
-    if ending == ".parquet":
-        write_parquet(path, rows)
-    elif ending == ".json":
-        path.write_text(json.dumps(rows))
-    elif ending == ".jsonl.gz":
-        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    else:
-        write_jsonl(path, rows)
+    WRITERS[ending](path, rows)
     assert all_items(f"{name}:{path}") == expected
 
 
@@ -198,7 +197,7 @@ def test_a_bad_record_is_named_by_file_line_and_field(tmp_path: Path, name: str,
 def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "train.parquet", [*gsm8k_rows(300), {"question": "q", "answer": "none"}])
     with pytest.raises(TaskFileError, match=r'train\.parquet: row 300: "answer"'):
-        opened(f"gsm8k:{path}").test(1)
+        all_items(f"gsm8k:{path}")
 
 
 @pytest.mark.parametrize(
@@ -354,17 +353,6 @@ def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes_and_its_s
         assert not verifier.is_correct(item, f"\\boxed{{{item.answer}1}}")
         judged += bool(item.solution)
     assert judged > 1000
-
-
-def test_every_choice_of_the_real_mmlu_is_valid_and_only_its_letter_is_right() -> None:
-    items = opened(f"mmlu:{shared_data('mmlu_stem')}").items.test_items
-    assert len(items) == 3018
-    lines = shared_data("mmlu_stem/test.jsonl").read_text(encoding="utf-8").split("\n")
-    answers = {(row["question"], tuple(row["choices"])): row["answer"] for row in map(json.loads, filter(None, lines))}
-    verifier = VerifierByKind()
-    for item in items:
-        right = [letter for letter in "ABCD" if verifier.is_correct(item, f"\\boxed{{{letter}}}")]
-        assert right == [item.answer] == ["ABCD"[answers[item.question, item.options]]]
 
 
 def test_all_real_humaneval_items_are_valid_python_with_their_entry_point_outside_the_preamble() -> None:
