@@ -58,8 +58,6 @@ def test_the_template_writes_control_tokens_and_the_users_text_stays_text(vocabu
     assert ids(vocabulary, "hello") == expected
 
 
-
-
 @given(st.lists(pieces_of_text, max_size=8).map("".join), st.lists(pieces_of_text, max_size=4).map("".join))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_text_adds_a_control_token_or_is_altered(vocabulary: Vocabulary, content: str, prefix: str) -> None:

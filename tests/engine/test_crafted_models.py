@@ -130,8 +130,6 @@ def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
     assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
-
-
 def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(models / "full.gguf", quantised=False)
     write_hf_folder(models / "hf")

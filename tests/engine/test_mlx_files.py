@@ -111,12 +111,6 @@ def test_a_twin_shares_the_weights_and_has_an_adapter_of_its_own(tmp_path: Path)
     assert np.array_equal(logits(twin.twin()), bare)
 
 
-
-
-
-
-
-
 UNUSABLE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a zip file": (lambda whole: b"PK\x03\x04", "not a GGUF file"),
     "an architecture that is not supported": (lambda whole: whole.replace(b"qwen2", b"qvvn2"), "'qvvn2'"),
