@@ -292,8 +292,6 @@ async def test_a_stop_string_ends_text_and_generation_wherever_tokens_end(backen
         assert whole.tokens[len(stopped.token_ids) - 2].end < len(text) + 3 or len(stopped.token_ids) == 1
 
 
-
-
 async def test_a_penalty_keeps_tokens_from_being_said_twice(backend: InferenceBackend) -> None:
     if isinstance(backend, ScriptedBackend):
         pytest.skip("a script has no penalties")

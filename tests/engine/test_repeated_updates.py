@@ -48,13 +48,6 @@ async def test_gvpo_with_one_update_is_the_policy_gradient_without_importance_we
     assert reports[1].clipped_share == 1.0
 
 
-async def test_without_beta_gvpos_second_update_differs_from_one_that_holds_back(worker: EngineWorker) -> None:
-    free, held = (tiny_learner(worker, rule=UpdateRule("gvpo", 2, gvpo_beta=beta)) for beta in (0.0, 5.0))
-    await free.update(GROUPS)
-    await held.update(GROUPS)
-    assert not equal(adapter_of(free), adapter_of(held))
-
-
 async def test_grpo_makes_as_many_steps_as_it_was_told_and_reports_the_first(worker: EngineWorker) -> None:
     once, twice = (tiny_learner(worker, rule=UpdateRule("clipped", updates)) for updates in (1, 2))
     first, both = await once.update(GROUPS), await twice.update(GROUPS)

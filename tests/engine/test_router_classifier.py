@@ -44,23 +44,6 @@ def trained() -> Logistic:
     return fit(rows(pairs), failed)
 
 
-def test_the_fit_is_the_minimum_of_the_regularised_loss(trained: Logistic) -> None:
-    pairs, failed = labelled(600, 1)
-    x = rows(pairs)
-
-    def loss(model: Logistic) -> float:
-        p = model.probabilities(x)
-        return -float(np.where(failed, np.log(p), np.log1p(-p)).sum()) + 0.5 * float((model.weights**2).sum())
-
-    least = loss(trained)
-    for index in range(0, FEATURES, 7):
-        for step in (-1e-3, 1e-3):
-            moved = trained.weights.copy()
-            moved[index] += step
-            assert loss(replace(trained, weights=moved)) > least - 1e-9
-    assert loss(replace(trained, bias=trained.bias + 1e-2)) > least < loss(replace(trained, bias=trained.bias - 1e-2))
-
-
 def test_what_teaches_nothing_is_refused_and_ties_ask_less_rather_than_more() -> None:
     assert threshold_for(np.array([0.5, 0.5, 0.5, 0.1]), 0.5) == 0.5
     with pytest.raises(UsageError):

@@ -115,9 +115,6 @@ def test_streamed_layers_hold_no_weights(tmp_path: Path) -> None:
     held = {decoder: _held_bytes(decoder) for decoder in (load_decoder(path), open_streamed(path))}
     resident, streamed = held.values()
     assert streamed < resident / 20
-    assert {type(module).__name__ for module in open_streamed(path).modules() if isinstance(module, nn.Linear)} == {
-        "StreamedLinear"
-    }
 
 
 def _held_bytes(decoder: nn.Module) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.answering.explain import decision, explained
-from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, percentile, replayed, what_if, what_if_recorded
+from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, replayed, what_if, what_if_recorded
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
@@ -99,12 +99,6 @@ def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(
     assert low.calls <= high.calls <= round(max(one, other) * len(odds))
     assert low.spend_uusd is not None and high.spend_uusd is not None and low.spend_uusd <= high.spend_uusd
     assert low.latency_p50_s <= high.latency_p50_s and high.latency_p50_s <= high.latency_p90_s
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.floats(0, 1))
-def test_a_percentile_is_one_of_the_values_and_covers_its_share(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert found in values and sum(value <= found for value in values) >= share * len(values) - 1e-9
 
 
 def asks_about_even_numbers(messages: Any, sampling: Any, seed: int) -> str:
