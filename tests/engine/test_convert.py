@@ -16,9 +16,7 @@ from safetensors.torch import save_file
 
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.gguf_header import read_header
-from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.convert import convert
 from edge.models.decoder import load_decoder
 from edge.models.gguf_reader import open_gguf
@@ -37,23 +35,13 @@ def logprobs_of(decoder: torch.nn.Module, ids: list[int]) -> np.ndarray:
     return torch.log_softmax(logits, -1).numpy()
 
 
-async def served_logprobs(path: Path, ids: list[int], prompt: int = 3) -> np.ndarray:
-    worker = EngineWorker()
-    backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=256, max_rows=2)
-    try:
-        return np.array(await backend.score(ids[:prompt], ids[prompt:]))
-    finally:
-        await backend.aclose()
-        worker.close()
-
-
 def longer(ids: list[int]) -> list[int]:
     """Long enough that Llama 3's rotary factors matter."""
     return (ids * 12)[:140]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path: Path, architecture) -> None:
+async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path: Path, architecture, llama) -> None:
     folder = write_hf_folder(tmp_path / "hf", architecture, rope=LLAMA3_ROPE if architecture == "llama" else None)
     out = tmp_path / "out.gguf"
     written = convert(folder.path, out, "f32")
@@ -64,7 +52,8 @@ async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path:
     expected = logprobs_of(direct, ids)
     assert np.array_equal(logprobs_of(load_decoder(out), ids), expected)
     chosen = expected[np.arange(2, len(ids) - 1), ids[3:]]
-    assert np.abs(await served_logprobs(out, ids) - chosen).max() < EXACT_NATS
+    served = await llama(out, n_ctx=256).score(ids[:3], ids[3:])
+    assert np.abs(np.array(served) - chosen).max() < EXACT_NATS
     if architecture == "llama":
         assert np.abs(expected - plain).max() > 5 * EXACT_NATS
     assert (written.architecture, written.parameters) == (architecture, sum(value.numel() for value in folder.state.values()))

@@ -9,11 +9,11 @@ import pytest
 
 from edge.core.errors import ContextOverflow, EdgeError, ModelFileError
 from edge.core.types import Message, Sampling
-from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.quantise import quantise
 from tests.engine.tiny_gguf import write_tiny_model
 
+OpenLlama = Callable[..., LlamaCppBackend]
 UNUSABLE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda whole: b"", "not a GGUF file"),
     "a zip file": (lambda whole: b"PK\x03\x04 a zip file", "not a GGUF file"),
@@ -24,7 +24,7 @@ UNUSABLE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("what", ["missing", "a folder", *UNUSABLE])
 def test_an_unusable_file_is_one_line_and_llama_cpp_prints_nothing(
-    worker: EngineWorker, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
+    llama: OpenLlama, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, (change, words) = tmp_path / "model.gguf", UNUSABLE.get(what, (None, "model.gguf"))
     if change is not None:
@@ -32,52 +32,48 @@ def test_an_unusable_file_is_one_line_and_llama_cpp_prints_nothing(
     elif what == "a folder":
         path.mkdir()
     with pytest.raises(ModelFileError, match=words) as caught:
-        LlamaCppBackend(path, worker, n_threads=1)
+        llama(path)
     assert "\n" not in str(caught.value) and "gave no reason" not in str(caught.value)
     assert caught.value.hint
     assert capfd.readouterr().err == ""
 
 
-def test_a_model_without_a_chat_template_that_knows_chatml_is_served(worker: EngineWorker, tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_that_knows_chatml_is_served(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "plain.gguf", chat_template=None, prompt_form=None)
-    backend = LlamaCppBackend(model.path, worker, n_threads=1, n_ctx=128, max_rows=1)
+    backend = llama(model.path)
     assert backend.model.prompt_form == "full"
     assert backend.prompt_ids([Message("user", "a")])[0] == model.vocab.index("<|im_start|>")
-    worker.close()
 
 
-def test_a_broken_chat_template_is_named(worker: EngineWorker, tmp_path: Path) -> None:
+def test_a_broken_chat_template_is_named(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "broken.gguf", chat_template="{% for x in %}")
     with pytest.raises(ModelFileError, match="chat template"):
-        LlamaCppBackend(model.path, worker, n_threads=1)
+        llama(model.path)
 
 
-async def test_a_template_that_refuses_the_conversation_is_an_error_of_one_line(worker: EngineWorker, tmp_path: Path) -> None:
+async def test_a_template_that_refuses_the_conversation_is_an_error_of_one_line(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('no system\nturns') }}")
-    backend = LlamaCppBackend(model.path, worker, n_threads=1, n_ctx=128, max_rows=1)
+    backend = llama(model.path)
     with pytest.raises(EdgeError, match="no system turns"):
         await backend.sample_group([Message("system", "a")], Sampling(), [1])
-    await backend.aclose()
 
 
-async def test_a_prompt_longer_than_the_context_is_refused(worker: EngineWorker, tmp_path: Path) -> None:
+async def test_a_prompt_longer_than_the_context_is_refused(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf")
-    backend = LlamaCppBackend(model.path, worker, n_threads=1, n_ctx=64, max_rows=1)
+    backend = llama(model.path, n_ctx=64)
     with pytest.raises(ContextOverflow, match="context 64"):
         await backend.sample_group([Message("user", "a b c d " * 40)], Sampling(), [1])
     response = (await backend.sample_group([Message("user", "a b")], Sampling(max_tokens=500), [1])).responses[0]
     assert len(response.token_ids) < 64
-    await backend.aclose()
 
 
-async def test_without_the_rearranged_copy_four_bit_weights_say_the_same(worker: EngineWorker, tmp_path: Path) -> None:
+async def test_without_the_rearranged_copy_four_bit_weights_say_the_same(llama: OpenLlama, tmp_path: Path) -> None:
     path = tmp_path / "four-bit.gguf"
     quantise(write_tiny_model(tmp_path / "full.gguf", quantised=False).path, path, "Q4_0", threads=1)
     found = []
     for repack in (True, False):
-        backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=128, max_rows=2, repack=repack)
+        backend = llama(path, repack=repack)
         group = await backend.sample_group([Message("user", "What is 12 + 7?")], Sampling(temperature=0.0, max_tokens=24), [1])
-        await backend.aclose()
         found.append(group.responses[0])
     copied, plain = found
     assert copied.token_ids == plain.token_ids

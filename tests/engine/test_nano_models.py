@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from edge.core.errors import ModelFileError
 from edge.core.types import Message
-from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question
 from edge.inference.llamacpp import LlamaCppBackend
@@ -50,8 +49,8 @@ def tokenizer(path: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def llama(path: Path, worker: EngineWorker) -> Iterator[LlamaCppBackend]:
-    return LlamaCppBackend(path, worker, n_threads=1, n_ctx=512, max_rows=2)
+def engine(path: Path, llama: Callable[..., LlamaCppBackend]) -> LlamaCppBackend:
+    return llama(path, n_ctx=512)
 
 
 def test_the_file_is_small_and_says_what_it_is(name: str, path: Path) -> None:
@@ -63,28 +62,26 @@ def test_the_file_is_small_and_says_what_it_is(name: str, path: Path) -> None:
     assert model.metadata(f"{architecture}.context_length") == 1024
 
 
-async def test_it_is_served_with_the_tokens_and_the_prompt_of_its_training(llama: LlamaCppBackend, tokenizer: Tokenizer) -> None:
+def test_it_is_served_with_the_tokens_and_the_prompt_of_its_training(engine: LlamaCppBackend, tokenizer: Tokenizer) -> None:
     for text in TEXTS:
-        assert list(llama.text_tokens(text)) == tokenizer.encode(text).ids
+        assert list(engine.text_tokens(text)) == tokenizer.encode(text).ids
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
-        assert len(llama.text_tokens(tag)) == 1
+        assert len(engine.text_tokens(tag)) == 1
     (end,) = tokenizer.encode("<|im_end|>").ids
-    assert llama.response_tokens(ANSWER) == (*llama.text_tokens(ANSWER), end)
+    assert engine.response_tokens(ANSWER) == (*engine.text_tokens(ANSWER), end)
     asked = Message("user", QUESTION)
     for messages in ([asked], [Message("system", "Be brief."), asked]):  # other system texts are dropped
-        assert list(llama.prompt_ids(messages)) == tokenizer.encode(prompt_text(QUESTION)).ids
-    await llama.aclose()
+        assert list(engine.prompt_ids(messages)) == tokenizer.encode(prompt_text(QUESTION)).ids
 
 
-async def test_torch_and_llama_cpp_give_the_same_log_probabilities(path: Path, llama: LlamaCppBackend) -> None:
-    prompt, response = llama.prompt_ids([Message("user", QUESTION)]), llama.response_tokens(ANSWER)
+async def test_torch_and_llama_cpp_give_the_same_log_probabilities(path: Path, engine: LlamaCppBackend) -> None:
+    prompt, response = engine.prompt_ids([Message("user", QUESTION)]), engine.response_tokens(ANSWER)
     with torch.inference_mode():
         logits = load_decoder(path)(torch.tensor([[*prompt, *response]]))[0, len(prompt) - 1 : -1].double()
     ours = torch.log_softmax(logits, -1)[torch.arange(len(response)), torch.tensor(response)].numpy()
-    theirs = np.array(await llama.score(prompt, response))
+    theirs = np.array(await engine.score(prompt, response))
     assert np.abs(np.exp(ours) - np.exp(theirs)).max() < 0.05
     assert np.median(np.abs(ours - theirs)) < 0.02
-    await llama.aclose()
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
