@@ -17,7 +17,7 @@ from edge.core.types import AdapterRef, Message, Sampling
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
-from edge.models.decoder import Decoder, DecoderSpec
+from edge.models.decoder import Decoder
 from tests.engine.changed_gguf import Parts, changed, putting
 from tests.engine.made_up_lora import write_adapter, write_peft_adapter
 from tests.engine.tiny_gguf import TinyModel, write_tiny_model
@@ -44,12 +44,7 @@ def reference_logprobs(
     model: TinyModel, state: dict[str, np.ndarray], prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> np.ndarray:
     """Teacher-forced log-probabilities in torch float32 with the given weights."""
-    spec = DecoderSpec(
-        model.architecture, len(model.vocab), model.width, model.layers, model.heads, model.kv_heads, model.head_dim,
-        model.ffn_width, model.context_length, model.rope_base, model.norm_eps, model.architecture == "qwen2", False,
-        model.architecture == "qwen3",
-    )  # fmt: skip
-    decoder = Decoder(spec).eval()
+    decoder = Decoder(model.spec).eval()
     decoder.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
     with torch.no_grad():
         logits = decoder(torch.tensor([[*prompt, *tokens]]))[0, len(prompt) - 1 : -1]
