@@ -67,24 +67,21 @@ async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
     assert (closed.dual_before, closed.assist_rate) == (DUAL, 0.75)
     assert closed.dual_after == dual_step(DUAL, 0.75, TAU, LR)
     assert await client.close_step("math", 0, StepUnits(8, 6)) == closed
+    with pytest.raises(KeyReused):
+        await client.close_step("math", 0, StepUnits(8, 5))
     assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
 
 
-async def test_requests_for_help_that_were_not_called_for_are_reported_as_such(make_client) -> None:
+async def test_numbers_that_cannot_be_are_refused_and_requests_that_were_not_called_for_count(make_client) -> None:
     client = await make_client()
-    await client.open_step("math", 0, 1, 8, TAU)
     with pytest.raises(InvalidRequest):
-        await client.close_step("math", 0, StepUnits(8, 6, uncalled=7))
+        await client.open_step("math", 0, 1, 8, 1.5)
+    await client.open_step("math", 0, 1, 8, TAU)
+    for units in (StepUnits(8, 9), StepUnits(8, 6, uncalled=7)):
+        with pytest.raises(InvalidRequest):
+            await client.close_step("math", 0, units)
     closed = await client.close_step("math", 0, StepUnits(8, 8, uncalled=8))
     assert (closed.assist_rate, closed.discrepancies) == (1.0, ())
-
-
-async def test_closing_again_with_other_numbers_is_refused(make_client) -> None:
-    client = await make_client()
-    await client.open_step("math", 0, 2, 4, TAU)
-    await client.close_step("math", 0, StepUnits(8, 6))
-    with pytest.raises(KeyReused):
-        await client.close_step("math", 0, StepUnits(8, 5))
 
 
 async def test_a_gapped_step_names_the_expected_one(make_client) -> None:
@@ -101,33 +98,23 @@ async def test_tasks_have_their_own_steps_and_duals(make_client) -> None:
     assert (await client.open_step("code", 0, 2, 4, TAU)).dual == DUAL
 
 
-async def test_a_target_rate_outside_zero_to_one_is_refused(make_client) -> None:
-    client = await make_client()
-    with pytest.raises(InvalidRequest):
-        await client.open_step("math", 0, 2, 4, 1.5)
-
-
-async def test_more_help_than_responses_is_refused(make_client) -> None:
-    client = await make_client()
-    await client.open_step("math", 0, 2, 4, TAU)
-    with pytest.raises(InvalidRequest):
-        await client.close_step("math", 0, StepUnits(8, 9))
-
-
 async def test_the_same_key_gives_the_same_answer_and_one_charge(make_client) -> None:
     client = await make_client()
     first = await client.complete(call(), 5.0)
     again = await client.complete(call(), 5.0)
     assert first.text == "WHAT IS 2+2?" and first.charged_uusd > 0 and not first.cached
     assert replace(again, budget=None) == replace(first, budget=None)
+    assert json.loads(first.openai_json) == {"finish_reason": "stop"}
     assert (await client.get_budget("math")).calls == 1
 
 
 async def test_the_same_key_with_other_content_is_refused(make_client) -> None:
     client = await make_client()
     await client.complete(call(), 5.0)
-    with pytest.raises(KeyReused):
-        await client.complete(call(prompt="something else"), 5.0)
+    await client.complete(call("k2", openai_json=TOOLS), 5.0)
+    for other in (call(prompt="something else"), call(openai_json=TOOLS), call("k2"), call("k2", openai_json='{"tools": []}')):
+        with pytest.raises(KeyReused):
+            await client.complete(other, 5.0)
 
 
 async def test_a_prompt_group_is_billed_once_whoever_asks_first(make_client) -> None:
@@ -186,20 +173,6 @@ async def test_calls_of_tools_come_back_whole_streamed_in_a_batch_and_again(make
     assert json.loads(deltas[-1].completion.openai_json) == called
 
 
-async def test_a_plain_answer_says_why_it_ended(make_client) -> None:
-    completion = await (await make_client()).complete(call(), 5.0)
-    assert json.loads(completion.openai_json) == {"finish_reason": "stop"}
-
-
-async def test_other_tools_are_other_content_of_a_key(make_client) -> None:
-    client = await make_client()
-    await client.complete(call(openai_json=TOOLS), 5.0)
-    with pytest.raises(KeyReused):
-        await client.complete(call(openai_json='{"tools": []}'), 5.0)
-    with pytest.raises(KeyReused):
-        await client.complete(call(), 5.0)
-
-
 async def test_openai_fields_that_cannot_be_are_refused_and_cost_nothing(make_client) -> None:
     client = await make_client()
     with pytest.raises(InvalidRequest, match="unknown field 'web_search_options'"):
@@ -228,20 +201,13 @@ async def test_a_watched_budget_shows_itself_and_then_each_change(make_client) -
         assert (seen.calls, seen.calls_limit) == (1, 3)
 
 
-async def test_a_stream_ends_with_the_whole_completion(make_client) -> None:
+async def test_a_stream_ends_with_the_whole_completion_and_can_be_had_again(make_client) -> None:
     client = await make_client()
     deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
-    assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?"
+    again = [delta async for delta in client.stream_complete(call(), 5.0)]
+    assert "".join(delta.text for delta in deltas) == "".join(delta.text for delta in again) == "WHAT IS 2+2?"
     assert deltas[-1].completion is not None and deltas[-1].completion.text == "WHAT IS 2+2?"
     assert all(delta.completion is None for delta in deltas[:-1])
-    assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
-
-
-async def test_streaming_a_stored_answer_gives_its_text_again(make_client) -> None:
-    client = await make_client()
-    await client.complete(call(), 5.0)
-    deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
-    assert "".join(delta.text for delta in deltas) == "WHAT IS 2+2?"
 
 
 @pytest.mark.parametrize("change", [{"max_output_tokens": 0}, {"messages": ()}, {"call_key": ""}, {"prompt_id": ""}])
@@ -259,9 +225,4 @@ async def test_the_budget_shows_what_was_used_and_the_limit(make_client) -> None
     assert (before.calls, before.calls_limit, before.spend_uusd) == (0, 3, 0)
     assert (after.calls, after.calls_limit) == (1, 3) and after.spend_uusd > 0 and after.version > before.version
     assert (after.dual, after.target_rate) == (DUAL, TAU)
-
-
-async def test_closing_the_client_twice_is_safe(make_client) -> None:
-    client = await make_client()
-    await client.aclose()
-    await client.aclose()
+    await client.aclose()  # once more after this one does no harm

@@ -135,6 +135,10 @@ async def test_a_ceiling_holds_a_fleets_price_too(store: LedgerStore) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
+        {"target_rate": 1.5},
+        {"target_rate": math.nan},
+        {"dual_lr": -1.0},
+        {"initial_dual": math.inf},
         {"dual_proportional": -0.1},
         {"dual_proportional": math.inf},
         {"dual_window": 0},

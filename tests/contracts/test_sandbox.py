@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from edge.core.errors import UsageError
-from edge.verifiers.sandbox import choice, session
-from edge.verifiers.sandbox.role import Confined, Limits, Protection, Sandbox, Streams
+from edge.verifiers.sandbox import choice
+from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
 from tests.sandboxes import ISOLATING, judged, usable_sandbox
 
 LIMITS = Limits(wall_s=10.0)
@@ -80,9 +79,6 @@ print(json.dumps([hash('a'), flags.no_site, flags.no_user_site, flags.safe_path,
     first, second = said(sandbox, boot), said(sandbox, boot)
     assert first == second
     assert json.loads(first)[1:] == [1, 1, True, 1, 0, [], False]
-
-
-def test_the_version_is_ours_where_the_sandbox_says_so(sandbox: Sandbox) -> None:
     version = said(sandbox, "import sys; print(sys.version_info[:3])").strip()
     assert (version == str(sys.version_info[:3])) or not sandbox.same_python
 
@@ -193,38 +189,6 @@ def test_a_sandbox_that_does_not_isolate_is_not_chosen(monkeypatch: pytest.Monke
     assert choice.probe(pretender) == "it does not isolate"
 
 
-def test_a_file_left_behind_does_not_mislead_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe makes a file of a new name each time, and removes it where it could."""
-    seen: list[str] = []
-
-    def judged_probe(sandbox: Sandbox, source: str, tests: dict[str, str], limits: Limits, clock: object) -> session.Outcome:
-        names: dict[str, Callable[[list[str], str], list[str]]] = {}
-        exec(source, names)
-        place = str(tmp_path / "edge-agent")
-        suffix = re.findall(r"'(\.[0-9a-f]{16})'", tests["tests"])
-        seen.extend(suffix)
-        assert names["reached"]([place], suffix[0])[:1] == [place]
-        assert list(tmp_path.iterdir()) == []
-        return session.Outcome("")
-
-    monkeypatch.setattr(session, "run_functions", judged_probe)
-    pretender = type("Pretender", (), {"protection": Protection(holds=("everything",))})()
-    assert choice.probe(pretender) == choice.probe(pretender) == ""
-    assert len(set(seen)) == 2
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is a matter of Linux")
-def test_every_folder_of_packages_is_hidden() -> None:
-    from edge.verifiers.sandbox.bubblewrap import _file_system
-    from edge.verifiers.sandbox.interpreter import Interpreter
-
-    python = Interpreter("/a/python", "/a/lib", ("/a/lib/site-packages", "/a/lib/dist-packages"), (), (), ())
-    options = _file_system(python)
-    for path in python.hidden:
-        at = options.index(path)
-        assert options[at - 1 : at + 3] == ["--tmpfs", path, "--remount-ro", path]
-
-
 FAKE_DOCKER = """#!{python}
 import os, sys
 arguments = sys.argv[1:]
@@ -249,17 +213,8 @@ def test_a_container_is_run_without_network_rights_or_downloads_and_removed(
     lines = log.read_text().splitlines()
     runs = [line for line in lines if line.startswith("run ")]
     assert len(runs) == 2
-    for needed in (
-        "--rm",
-        "--pull never",
-        "--network none",
-        "--read-only",
-        "--cap-drop ALL",
-        "no-new-privileges",
-        "--pids-limit",
-        "--memory 256m",
-    ):
-        assert all(needed in run for run in runs)
+    rights = "--rm|--pull never|--network none|--read-only|--cap-drop ALL|no-new-privileges|--pids-limit|--memory 256m"
+    assert all(needed in run for needed in rights.split("|") for run in runs)
     assert sorted(line.split()[-1] for line in lines if line.startswith("rm --force")) == sorted(run.split()[2] for run in runs)
 
 

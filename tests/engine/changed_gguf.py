@@ -24,6 +24,10 @@ class Tensor:
     data: bytes
     offset: int | None = None
 
+    def fill(self, value: float) -> None:
+        """Write float32 numbers that are all the same."""
+        self.data = np.full(len(self.data) // 4, value, dtype=np.float32).tobytes()
+
 
 @dataclass
 class Parts:
@@ -34,8 +38,12 @@ class Parts:
 
     def put(self, key: str, kind: str, value: Any) -> None:
         """Set a value, or add it."""
-        self.values = [(name, data) for name, data in self.values if name != key]
+        self.drop(key)
         self.values.append((key, value_bytes(kind, value)))
+
+    def drop(self, key: str) -> None:
+        """Leave a value out."""
+        self.values = [(name, data) for name, data in self.values if name != key]
 
     def add(self, name: str, *dims: int, value: float = 0.1) -> None:
         """Append a float32 tensor."""

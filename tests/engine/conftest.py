@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from edge.core.worker import EngineWorker
+from edge.inference.llamacpp import LlamaCppBackend
 
 
 @pytest.fixture
@@ -15,3 +17,17 @@ def worker() -> Iterator[EngineWorker]:
     worker = EngineWorker()
     yield worker
     worker.close()
+
+
+@pytest.fixture
+async def llama(worker: EngineWorker) -> AsyncIterator[Callable[..., LlamaCppBackend]]:
+    """Opens llama.cpp over a model file, small and on one thread; what was opened is closed at the end."""
+    opened: list[LlamaCppBackend] = []
+
+    def open_one(path: Any, **options: Any) -> LlamaCppBackend:
+        opened.append(LlamaCppBackend(path, worker, **{"n_threads": 1, "n_ctx": 128, "max_rows": 2, **options}))
+        return opened[-1]
+
+    yield open_one
+    for backend in opened:
+        await backend.aclose()

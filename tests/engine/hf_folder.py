@@ -120,16 +120,18 @@ def tiny_tokenizer() -> dict[str, object]:
 
 def tokenizer_json(tokens: Sequence[str], special: Sequence[int], merges: Sequence[str], pre: str) -> dict[str, object]:
     """A tokenizer.json with these tokens, of which `special` stand outside the merges."""
-    outside = set(special)
+    outside, plain = set(special), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
-        "added_tokens": [{"id": index, "content": tokens[index], "special": True} for index in special],
+        "added_tokens": [{"id": index, "content": tokens[index], "special": True, **plain} for index in special],
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
                 {"type": "Split", "pattern": {"Regex": PATTERN_OF[pre]}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+                byte_level,
             ],
         },
+        "decoder": byte_level,
         "model": {
             "type": "BPE",
             "vocab": {token: index for index, token in enumerate(tokens) if index not in outside},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.clock import ManualClock
 from edge.training.learner import LearnerSettings, LoraSpec
+from tests.engine.tiny_gguf import TinyModel
 
 SPEC = LoraSpec(rank=4, alpha=8.0)
 
@@ -48,6 +50,22 @@ def mlx_learner(path: Path, worker: EngineWorker, decoder: Any = None, *, seed: 
         settings=LearnerSettings(**chosen),
         clock=ManualClock(),
     )
+
+
+def write_mlx_folder(folder: Path, model: TinyModel) -> Path:
+    """The model as a folder of config.json and safetensors, as mlx_lm reads it."""
+    import mlx.core as mx
+
+    folder.mkdir()
+    config = {
+        "model_type": model.architecture, "hidden_size": model.width, "num_hidden_layers": model.layers,
+        "intermediate_size": model.ffn_width, "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads,
+        "rms_norm_eps": model.norm_eps, "vocab_size": len(model.vocab), "max_position_embeddings": model.context_length,
+        "rope_theta": model.rope_base, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), {name: mx.array(value) for name, value in model.state.items()})
+    return folder
 
 
 def _convert(base: Path, peft_folder: Path, target: Path) -> None:

@@ -46,7 +46,7 @@ def pefts_decoder() -> torch.nn.Module:
 
 
 def adapted(ours: bool) -> torch.nn.Module:
-    """The tiny decoder with an adapter whose B is not zero, ours or peft's."""
+    """The tiny decoder with an adapter that is not fresh, ours or peft's."""
     decoder = tiny_decoder() if ours else pefts_decoder()
     if ours:
         lora.inject_lora(decoder, SPEC, 3)

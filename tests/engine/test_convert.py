@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +12,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.gguf_header import read_header
-from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
-from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.convert import convert
 from edge.models.decoder import load_decoder
 from edge.models.gguf_reader import open_gguf
-from tests.engine.hf_folder import LLAMA3_ROPE, HfFolder, tokenizer_json, write_hf_folder
+from tests.engine.hf_folder import LLAMA3_ROPE, tokenizer_json, write_hf_folder
 from tests.shared_data import shared_data
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
@@ -35,23 +35,13 @@ def logprobs_of(decoder: torch.nn.Module, ids: list[int]) -> np.ndarray:
     return torch.log_softmax(logits, -1).numpy()
 
 
-async def served_logprobs(path: Path, ids: list[int], prompt: int = 3) -> np.ndarray:
-    worker = EngineWorker()
-    backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=256, max_rows=2)
-    try:
-        return np.array(await backend.score(ids[:prompt], ids[prompt:]))
-    finally:
-        await backend.aclose()
-        worker.close()
-
-
 def longer(ids: list[int]) -> list[int]:
     """Long enough that Llama 3's rotary factors matter."""
     return (ids * 12)[:140]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path: Path, architecture) -> None:
+async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path: Path, architecture, llama) -> None:
     folder = write_hf_folder(tmp_path / "hf", architecture, rope=LLAMA3_ROPE if architecture == "llama" else None)
     out = tmp_path / "out.gguf"
     written = convert(folder.path, out, "f32")
@@ -62,7 +52,8 @@ async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path:
     expected = logprobs_of(direct, ids)
     assert np.array_equal(logprobs_of(load_decoder(out), ids), expected)
     chosen = expected[np.arange(2, len(ids) - 1), ids[3:]]
-    assert np.abs(await served_logprobs(out, ids) - chosen).max() < EXACT_NATS
+    served = await llama(out, n_ctx=256).score(ids[:3], ids[3:])
+    assert np.abs(np.array(served) - chosen).max() < EXACT_NATS
     if architecture == "llama":
         assert np.abs(expected - plain).max() > 5 * EXACT_NATS
     assert (written.architecture, written.parameters) == (architecture, sum(value.numel() for value in folder.state.values()))
@@ -85,12 +76,17 @@ def stretched(frequencies: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_bf16_f16_and_sharded_weights_arrive_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_bf16_f16_and_sharded_weights_arrive_bit_for_bit_or_the_missing_shard_is_named(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     folder = write_hf_folder(tmp_path / "hf", "llama", dtype=dtype, shards=3)
     convert(folder.path, tmp_path / "out.gguf", "f32")
     source = open_gguf(tmp_path / "out.gguf")
     read = dict(source.decoder_state(source.decoder_spec()))
     assert all(torch.equal(read[name], folder.state[name].float()) for name in folder.state)
+    (folder.path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"model-00002-of-00003\.safetensors"):
+        convert(folder.path, tmp_path / "other.gguf")
 
 
 @pytest.mark.parametrize(("type_name", "bound"), [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.3)])
@@ -165,73 +161,58 @@ def test_the_real_tokenizers_give_the_published_token_ids(tmp_path: Path, vocabu
         model.close()
 
 
-def _pickled(folder: HfFolder) -> None:
-    (folder.path / "model.safetensors").rename(folder.path / "pytorch_model.bin")
-
-
-def _cut(folder: HfFolder) -> None:
-    file = folder.path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def _changed(**values: object):
-    def change(folder: HfFolder) -> None:
-        path = folder.path / "config.json"
+def _config(**values: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
     return change
 
 
-def _other_pattern(folder: HfFolder) -> None:
-    path = folder.path / "tokenizer.json"
+def _no(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _other_pattern(folder: Path) -> None:
+    path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("{L}+|", "{L}*|"))
 
 
-def _no(name: str):
-    return lambda folder: (folder.path / name).unlink()
+WEIGHTS = "model.safetensors"
+REFUSED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "pickled"),
+    (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100]), "not a readable safetensors file"),
+    (_no("config.json"), "no config.json"),
+    (_no("tokenizer.json"), "no tokenizer.json"),
+    (_no(WEIGHTS), "no model.safetensors"),
+    (_config(model_type="gpt_neox"), "'gpt_neox'"),
+    (_config(num_hidden_layers=3), "no tensor model.layers.2"),
+    (_config(num_hidden_layers=1), "has no place"),
+    (_config(intermediate_size=95), "expects (95, 64)"),
+    (_config(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "'yarn'"),
+    (_config(use_sliding_window=True), "sliding-window"),
+    (_config(quantization_config={"bits": 4}), "quantised already"),
+    (_config(hidden_act="gelu"), "'gelu'"),
+    (_config(rms_norm_eps=None), "incomplete"),
+    (_other_pattern, "unknown way to split text"),
+]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (_pickled, "pickled"),
-        (_cut, "not a readable safetensors file"),
-        (_no("config.json"), "no config.json"),
-        (_no("tokenizer.json"), "no tokenizer.json"),
-        (_no("model.safetensors"), "no model.safetensors"),
-        (_changed(model_type="gpt_neox"), "'gpt_neox' is not supported"),
-        (_changed(num_hidden_layers=3), "no tensor model.layers.2"),
-        (_changed(num_hidden_layers=1), "has no place"),
-        (_changed(intermediate_size=95), "config.json expects (95, 64)"),
-        (_changed(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "'yarn' is not supported"),
-        (_changed(use_sliding_window=True), "sliding-window"),
-        (_changed(quantization_config={"bits": 4}), "quantised already"),
-        (_changed(hidden_act="gelu"), "'gelu' is not supported"),
-        (_changed(rms_norm_eps=None), "incomplete"),
-        (_other_pattern, "unknown way to split text"),
-    ],
-)
-def test_what_cannot_be_converted_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path, spoil, words: str) -> None:
-    folder = write_hf_folder(tmp_path / "hf")
+@pytest.mark.parametrize(("spoil", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_cannot_be_converted_is_refused_in_one_line_and_leaves_nothing(
+    tmp_path: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    folder = write_hf_folder(tmp_path / "hf").path
     spoil(folder)
     with pytest.raises(ModelFileError) as caught:
-        convert(folder.path, tmp_path / "out.gguf")
+        convert(folder, tmp_path / "out.gguf")
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    folder = write_hf_folder(tmp_path / "hf", shards=2)
-    (folder.path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ModelFileError, match=r"shard model-00002-of-00002\.safetensors is missing"):
-        convert(folder.path, tmp_path / "out.gguf")
 
 
 def test_values_too_large_for_half_precision_are_refused_and_an_existing_file_stays(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "hf")
     folder.state["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
-    from safetensors.torch import save_file
-
     save_file(folder.state, folder.path / "model.safetensors")
     out = tmp_path / "out.gguf"
     out.write_text("precious")

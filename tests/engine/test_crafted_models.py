@@ -8,17 +8,15 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import pytest
 
 from edge.cli import main
-from edge.core.errors import ModelFileError, UsageError
-from edge.core.gguf_header import BLOCKS, read_header
+from edge.core.errors import ModelFileError
+from edge.core.gguf_header import read_header
 from edge.inference.gguf_model import check_gguf_file
 from edge.models import hub
 from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
-from edge.models.weights import available_memory
 from tests.engine.changed_gguf import Parts, Tensor, changed, putting
 from tests.engine.hf_folder import write_hf_folder
 from tests.engine.tiny_gguf import write_tiny_model
@@ -44,41 +42,31 @@ SENSELESS = {
     "attention.head_count_kv": ("u32", 3), "embedding_length": ("u32", 0), "context_length": ("text", "abc"),
     "feed_forward_length": ("u32", 2**31),
 }  # fmt: skip
+FEWER_THAN_ONE = [("block_count", ("i32", 0)), ("block_count", ("i32", -3))]
 
 
-@pytest.mark.parametrize("key", list(SENSELESS))
-def test_a_senseless_number_is_refused_before_llama_cpp_sees_it(tiny: Path, tmp_path: Path, key: str) -> None:
-    path = changed(tiny, tmp_path / "odd.gguf", putting({f"qwen2.{key}": SENSELESS[key]}))
+@pytest.mark.parametrize(("key", "value"), [*SENSELESS.items(), *FEWER_THAN_ONE])
+def test_a_senseless_number_is_refused_before_llama_cpp_sees_it(
+    tiny: Path, tmp_path: Path, key: str, value: tuple[str, object]
+) -> None:
+    path = changed(tiny, tmp_path / "odd.gguf", putting({f"qwen2.{key}": value}))
     for opened in (check_gguf_file, lambda file: quantise(file, tmp_path / "out.gguf", "F16", threads=1)):
-        with pytest.raises(ModelFileError, match=f"qwen2.{key} is .* makes no sense") as caught:
+        with pytest.raises(ModelFileError, match=f"qwen2.{key}") as caught:
             opened(path)
         assert "\n" not in str(caught.value) and caught.value.hint
-
-
-@pytest.mark.parametrize("count", [0, -3])
-def test_a_number_of_layers_below_one_is_refused(tiny: Path, tmp_path: Path, count: int) -> None:
-    with pytest.raises(ModelFileError, match="block_count"):
-        check_gguf_file(changed(tiny, tmp_path / "odd.gguf", putting({"qwen2.block_count": ("i32", count)})))
 
 
 def long_array(kind: int, length: int) -> bytes:
     return struct.pack("<IIQ", 9, kind, length)
 
 
-def over_another(parts: Parts) -> None:
-    parts.tensors[2].offset = 32
-
-
-def twice(parts: Parts) -> None:
-    parts.tensors.append(parts.tensors[1])
-
-
 DAMAGED: dict[str, Callable[[Parts], object]] = {
     "the key 'qwen2.block_count' twice": lambda parts: parts.values.append(("qwen2.block_count", struct.pack("<II", 4, 1))),
-    "the tensor 'blk.0.attn_norm.weight' twice": twice,
-    "lies over another one": over_another,
+    "the tensor 'blk.0.attn_norm.weight' twice": lambda parts: parts.tensors.append(parts.tensors[1]),
+    "lies over another one": lambda parts: setattr(parts.tensors[2], "offset", 32),
     "more weights than can be counted": lambda parts: parts.tensors.append(Tensor("x", [2**32, 2**32], 0, b"")),
     "no power of two up to 1 MiB": putting({"general.alignment": ("u32", 2**21)}),
+    "alignment": putting({"general.alignment": ("text", "32")}),
     "an array of 4194304 values": putting({"a": ("raw", long_array(8, 1 << 22))}),
     "an array of 1099511627776 values": putting({"a": ("raw", long_array(4, 1 << 40))}),
 }
@@ -89,16 +77,6 @@ def test_a_made_up_header_is_refused(tiny: Path, tmp_path: Path, why: str) -> No
     path = changed(tiny, tmp_path / "odd.gguf", DAMAGED[why])
     with pytest.raises(ModelFileError, match=why):
         read_header(path)
-
-
-@pytest.mark.parametrize(("kind", "value"), [("bool", True), ("f32", 32.0), ("text", "32")])
-def test_an_alignment_is_a_whole_number(tiny: Path, tmp_path: Path, kind: str, value: object) -> None:
-    with pytest.raises(ModelFileError, match="alignment"):
-        read_header(changed(tiny, tmp_path / "odd.gguf", putting({"general.alignment": (kind, value)})))
-
-
-def test_block_sizes_are_those_of_the_format() -> None:
-    assert {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items() if int(kind) in BLOCKS} == BLOCKS
 
 
 BAD_CONFIGS = {
@@ -152,16 +130,6 @@ def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
     assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
-def test_a_file_of_the_type_already_is_not_quantised_again(tmp_path: Path) -> None:
-    half, out = tmp_path / "half.gguf", tmp_path / "out.gguf"
-    quantise(write_tiny_model(tmp_path / "full.gguf", quantised=False).path, half, "F16", threads=1)
-    with pytest.raises(UsageError, match="is F16 already"):
-        quantise(half, out, "f16", threads=1)
-    with pytest.raises(UsageError, match="is Q8_0 already"):
-        quantise(write_tiny_model(tmp_path / "plain.gguf").path, out, "Q8_0", threads=1)
-    assert not out.exists()
-
-
 def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(models / "full.gguf", quantised=False)
     write_hf_folder(models / "hf")
@@ -182,39 +150,3 @@ def test_show_tells_what_learning_takes_by_its_formula(tiny: Path, models: Path,
     assert about["memory"]["learning"] > 40 * about["parameters"]
     assert main(["models", "show", "scaled"]) == 0
     assert "learning with default settings: not possible" in capsys.readouterr().out
-
-
-def group(folder: Path, names: tuple[str, str], limit: int | str, used: int, stat: str = "") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(stat)
-
-
-SECOND, FIRST = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def test_page_cache_that_nobody_uses_is_free(tmp_path: Path) -> None:
-    group(tmp_path, SECOND, 1000, 900, "anon 100\ninactive_file 700\nactive_file 100\n")
-    assert available_memory(lambda: 5000, tmp_path) == 800
-
-
-def test_the_smallest_rest_of_nested_groups_holds(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "own"
-    own.write_text("0::/outer/inner\n")
-    group(root / "outer", SECOND, 700, 500, "inactive_file 100\n")
-    group(root / "outer/inner", SECOND, "max", 400)
-    assert available_memory(lambda: 5000, root, own) == 300
-    group(root / "outer/inner", SECOND, 450, 400)
-    assert available_memory(lambda: 5000, root, own) == 50
-    assert available_memory(lambda: 20, root, own) == 20
-    own.write_text("0::/../elsewhere\n")
-    assert available_memory(lambda: 5000, root, own) == 5000
-
-
-def test_the_first_version_of_control_groups_is_seen(tmp_path: Path) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "own"
-    own.write_text("5:cpu,cpuacct:/x\n4:memory:/a/b\n")
-    group(root / "memory", FIRST, 2**63 - 4096, 10)
-    group(root / "memory/a", FIRST, 900, 800, "inactive_file 1\ntotal_inactive_file 300\n")
-    assert available_memory(lambda: 5000, root, own) == 400

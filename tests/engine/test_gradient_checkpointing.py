@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,57 +12,34 @@ import torch
 from edge.core.worker import EngineWorker
 from edge.models.streamed import open_streamed
 from edge.training import lora
-from edge.training.batching import live_rows
 from edge.training.learner import LORA_TARGETS, LoraSpec
-from edge.training.loss import policy_loss, token_scores
-from edge.training.memory import (
-    BatchLimits,
-    MicroBatch,
-    ModelShape,
-    OutOfMemory,
-    ProbePlan,
-    TrainingSetting,
-    make_fit,
-    probe_groups,
-)
-from edge.training.passes import gradient_slices
-from edge.training.torch_learner import TorchLearner, projection_of
+from edge.training.memory import BatchLimits, ModelShape, OutOfMemory, ProbePlan, TrainingSetting, make_fit
 from tests.engine.tiny_gguf import write_tiny_model
-from tests.engine.tiny_learner import VOCAB, random_groups, tiny_decoder, tiny_learner
+from tests.engine.tiny_learner import VOCAB, adapter_of, equal, policy_gradients, random_groups, tiny_decoder, tiny_learner
 
 
 def _gradients(decoder, *, checkpointing: bool, shared: bool, bf16: bool = False) -> dict[str, torch.Tensor]:
-    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
-    with torch.no_grad():
-        for parameter in lora.lora_parameters(decoder).values():
-            parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     decoder.checkpointing = checkpointing
-    projection = projection_of(decoder.lm_head)
-
-    def objective(hidden, targets):
-        scores = token_scores(hidden, projection, targets.ids_N, 1 << 20)
-        return policy_loss(scores.logprobs_N, targets.coefficients_N, torch.ones_like(targets.behaviour_N))
-
-    slices = gradient_slices(decoder, live_rows(random_groups(2)), objective, 40, shared)
-    done = False
-    while not done:  # a slice is a context of its own, as on the engine worker
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            done = next(slices, True)
-    return {name: parameter.grad.clone() for name, parameter in lora.lora_parameters(decoder).items()}
+    return policy_gradients(decoder, random_groups(2), shared=shared, tokens_per_slice=40, bf16=bf16)
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
-def test_gradients_are_bit_equal(shared: bool, bf16: bool) -> None:
-    kept = _gradients(tiny_decoder(), checkpointing=False, shared=shared, bf16=bf16)
-    again = _gradients(tiny_decoder(), checkpointing=True, shared=shared, bf16=bf16)
-    assert all(gradient.abs().max() > 0 for gradient in kept.values())
-    assert all(torch.equal(kept[name], again[name]) for name in kept)
-
-
-def test_gradients_are_bit_equal_over_weights_in_the_file(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("weights", "shared", "bf16"),
+    [
+        ("resident", True, False),
+        ("resident", False, False),
+        ("resident", True, True),
+        ("resident", False, True),
+        ("streamed", True, False),
+    ],
+)
+def test_gradients_are_bit_equal(tmp_path: Path, weights: str, shared: bool, bf16: bool) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf").path
-    kept, again = (_gradients(open_streamed(path), checkpointing=on, shared=True) for on in (False, True))
+    opened = (tiny_decoder() if weights == "resident" else open_streamed(path) for _ in range(2))
+    kept, again = (
+        _gradients(decoder, checkpointing=on, shared=shared, bf16=bf16) for decoder, on in zip(opened, (False, True), strict=True)
+    )
+    assert all(gradient.abs().max() > 0 for gradient in kept.values())
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
@@ -71,12 +49,8 @@ async def test_updates_are_bit_equal_and_the_random_state_is_left_alone(worker: 
     before = torch.get_rng_state()
     for seed in range(3):
         assert await plain.update(random_groups(seed)) == await again.update(random_groups(seed))
-    assert all(torch.equal(a, b) for a, b in zip(_adapter(plain), _adapter(again), strict=True))
+    assert equal(adapter_of(plain), adapter_of(again))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def _adapter(learner: TorchLearner) -> list[torch.Tensor]:
-    return list(lora.lora_state(learner._module).values())
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
@@ -132,20 +106,10 @@ async def test_what_does_not_fit_either_way_is_refused_in_one_line(worker: Engin
         await make_fit(learner, _plan(), lambda: 1 << 40)
     assert "\n" not in str(caught.value)
     assert "learning.micro_batch_tokens" in caught.value.hint
+    assert all(parameter.grad is None for parameter in learner._parameters.values())
 
 
 def _plan() -> ProbePlan:
     shape = ModelShape(20_000, VOCAB, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn_width=48)
     limits = BatchLimits(context_tokens=32, max_tokens=8, prompts=2, group_size=2, tokens_per_slice=48)
     return ProbePlan(shape, limits, TrainingSetting(4, LORA_TARGETS), held_bytes=0, probe="on")
-
-
-async def test_a_probe_that_computes_again_leaves_nothing_behind(worker: EngineWorker) -> None:
-    plain, probed = tiny_learner(worker), tiny_learner(worker)
-    probed.use_checkpointing(True)
-    before = torch.get_rng_state()
-    await probed.probe(probe_groups(MicroBatch(prompts=2, prompt_tokens=12, rows=5, response_tokens=9), VOCAB))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.grad is None for parameter in probed._parameters.values())
-    assert not probed._optimiser.state
-    assert await plain.update(random_groups(7)) == await probed.update(random_groups(7))

@@ -17,7 +17,7 @@ from edge.core.types import CALL_CLOSING, CALL_OPENING, FinishReason, LocalRespo
 from edge.core.worker import EngineWorker
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel
-from edge.inference.json_grammar import _ASSERTED, _FORMATS, MalformedSchema, object_grammar, schema_grammar
+from edge.inference.json_grammar import MalformedSchema, object_grammar, schema_grammar
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import find_model
 from edge.serve.answer_forms import tool_use
@@ -99,13 +99,6 @@ async def test_a_random_schema_with_a_keyword_that_is_false_is_held_or_refused(n
         {"type": "string", "pattern": "^[^a-z]{4}$"},
         {"type": "object", "properties": {"größe": {"type": "string", "maxLength": 4}}, "required": ["größe"]},
         {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "boolean"}, "required": ["a"]},
-        {
-            "type": "array",
-            "items": {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.35},
-            "minItems": 4,
-            "maxItems": 4,
-        },
-        {"type": "array", "items": {"type": "integer", "minimum": -12, "exclusiveMaximum": 105}, "minItems": 5, "maxItems": 5},
         {"enum": ["ä\n", {"b": [1, None]}, "</answer>"]},
     ],
     ids=json.dumps,
@@ -134,14 +127,6 @@ async def test_numbers_stay_within_any_bounds(tiny: LlamaCppBackend) -> None:
         assert response.finish is FinishReason.EOS and fits(schema, response.text), (bounds, response.text)
         written_numbers += 6
     assert written_numbers > 240
-
-
-@pytest.mark.parametrize("bound", ["exclusiveMaximum", "exclusiveMinimum"])
-async def test_a_bound_that_is_outside_is_never_written(tiny: LlamaCppBackend, bound: str) -> None:
-    schema = {"type": "array", "items": {"type": "number", bound: 0}, "minItems": 6, "maxItems": 6}
-    for seed in range(10):
-        response = await written(tiny, schema_grammar(schema, "s"), seed, temperature=3.0, max_tokens=400)
-        assert fits(schema, response.text), response.text
 
 
 async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaCppBackend) -> None:
@@ -179,17 +164,10 @@ async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -
         ({"properties": {"a": {"multipleOf": 2}}}, "s.properties.a.multipleOf"),
         ({"items": {"patternProperties": {}}}, "s.items.patternProperties"),
         ({"type": "string", "format": "iri"}, "s.format"),
-        *(
-            ({"type": kind, word: False}, f"s.{word}")
-            for kind, word in (
-                *(("array", "contains"), ("array", "unevaluatedItems"), ("object", "unevaluatedProperties"), ("object", "if")),
-                *(("object", "propertyNames"), ("object", "not")),
-            )
-        ),
-        ({"$id": "a:b", "properties": {"a": {"$id": "a:c", "type": "string"}}}, "s.properties.a.$id"),
+        ({"type": "array", "contains": False}, "s.contains"),
+        ({"type": "object", "if": False}, "s.if"),
         ({"$ref": "#/$defs/a/$defs/b", "$defs": {"a": {"$id": "a:c", "$defs": {"b": {"$ref": "#/$defs/b"}}}}}, "s.$ref"),
         ({"type": "integer", "maximum": 10**400}, "s.maximum"),
-        ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
@@ -218,7 +196,6 @@ def test_what_cannot_be_held_is_refused_at_its_place(schema: Any, place: str) ->
         ({"anyOf": []}, "s.anyOf"),
         ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
         ({"$ref": "#/$defs/none"}, "s.$ref"),
-        ({"type": "object", "properties": {"a": 3}}, "s.properties.a"),
     ],
     ids=json.dumps,
 )
@@ -233,11 +210,6 @@ def test_a_format_that_nothing_checks_is_an_annotation(form: str) -> None:
     held, plain = ({"type": "string", "minLength": 2, **more} for more in ({"format": form}, {}))
     assert schema_grammar(held, "s") == schema_grammar(plain, "s")
     assert fits(held, json.dumps("\\ ("))
-
-
-@pytest.mark.parametrize("form", sorted(_ASSERTED | _FORMATS.keys()))
-def test_a_format_that_answers_are_checked_for_is_no_annotation(form: str) -> None:
-    assert not all(fits({"type": "string", "format": form}, json.dumps(text)) for text in ("\\ {( é", "", "//a b^[{", "~", " "))
 
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
@@ -275,7 +247,6 @@ def test_only_templates_that_write_calls_as_they_are_read_call_tools(tiny: Llama
     other_forms = (
         TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
         TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),
-        TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ 1 + 'a' }}"),
         TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ raise_exception('none') }}"),
     )
     assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls_tools

@@ -9,7 +9,7 @@ import torch
 
 from edge.core.events import MemorySink
 from edge.core.types import BiasedDecision
-from edge.training.batching import Row, biased_targets, targets_of
+from edge.training.batching import Row, targets_of
 from edge.training.loss import token_scores, with_help_bias
 from tests.engine.mlx_engines import require_mlx
 from tests.engine.test_learning_step import learn, tiny_config
@@ -75,10 +75,6 @@ def test_mlx_has_the_same_policy() -> None:
     (by_hand := (direct(expected, weight_VD, torch_targets.ids_N) * torch_targets.coefficients_N).sum()).backward()
     assert float(loss) == pytest.approx(by_hand.item(), abs=1e-4)
     assert torch.allclose(torch.tensor(gradient.tolist()), expected.grad, atol=1e-4)
-
-
-def test_rows_without_a_bias_need_nothing() -> None:
-    assert biased_targets(ROWS[1:2], torch.device("cpu")) is None
 
 
 async def test_sampler_and_learner_agree_under_a_bias_that_decides(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from edge.core.rng import stream
 from edge.core.types import Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker, Priority
+from edge.inference.batched import KV_BYTES, rows_that_fit
 from edge.inference.llamacpp import LlamaCppBackend
 from tests.engine.made_up_lora import write_adapter
 from tests.engine.tiny_gguf import TinyModel, write_tiny_model
@@ -67,20 +68,14 @@ async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> lis
     return list(groups)
 
 
-async def test_same_seeds_give_the_same_bits_alone_and_in_a_crowd(tiny: TinyModel) -> None:
+@pytest.mark.parametrize("adapted", [False, True], ids=["bare", "with an adapter"])
+async def test_same_seeds_give_the_same_bits_alone_and_in_a_crowd(tiny: TinyModel, tmp_path: Path, adapted: bool) -> None:
     async with opened(tiny) as backend:
+        await backend.swap_adapter(write_adapter(tmp_path / "adapter", tiny, 1) if adapted else None)
         expected = await one_by_one(backend, range(6), range(4))
         assert await crowded(backend, range(6), range(4)) == expected
         lengths = {len(response.token_ids) for group in expected for response in group.responses}
         assert len(lengths) > 2  # rows ended at different times, so rows were refilled and moved
-
-
-async def test_same_seeds_give_the_same_bits_with_an_adapter(tiny: TinyModel, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", tiny, 1)
-    async with opened(tiny) as backend:
-        await backend.swap_adapter(adapter)
-        expected = await one_by_one(backend, range(4), range(4))
-        assert await crowded(backend, range(4), range(4)) == expected
 
 
 async def test_the_number_of_rows_changes_nothing(tiny: TinyModel) -> None:
@@ -144,3 +139,12 @@ async def test_closing_the_worker_first_leaves_nobody_waiting(tiny: TinyModel) -
         (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
     assert "closed" in str(outcome)
     await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "rows"),
+    [(1, 128), (KV_BYTES // 128, 128), (KV_BYTES // 40, 40), (KV_BYTES // 8, 8), (KV_BYTES, 8), (0, 128)],
+)
+def test_rows_fill_the_memory_between_the_fewest_and_the_most(row_bytes: int, rows: int) -> None:
+    assert rows_that_fit(row_bytes, graphics=True) == rows
+    assert rows_that_fit(row_bytes) == min(32, rows)

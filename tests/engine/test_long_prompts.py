@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 import edge.models
 from edge.core.errors import ContextOverflow
 from edge.core.types import Message, Sampling
-from edge.core.worker import EngineWorker
 from edge.inference.gguf_model import GgufModel
 from edge.inference.llamacpp import LlamaCppBackend
 
@@ -36,14 +35,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, before: Callable[[bytes], None]) ->
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[LlamaCppBackend]:
-    worker = EngineWorker()
-    backend = LlamaCppBackend(NANO, worker, n_threads=1, n_ctx=256, max_rows=2)
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
-        worker.close()
+def backend(llama: Callable[..., LlamaCppBackend]) -> LlamaCppBackend:
+    return llama(NANO, n_ctx=256)
 
 
 def test_a_text_of_very_many_tags_is_given_to_llama_cpp_in_parts_that_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

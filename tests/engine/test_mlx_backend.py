@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.errors import AdapterError, ContextOverflow, ModelFileError
+from edge.core.errors import AdapterError, ModelFileError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.llamacpp import LlamaCppBackend
+from tests.engine.hf_folder import tiny_tokenizer
 from tests.engine.made_up_lora import write_adapter, write_peft_adapter
-from tests.engine.mlx_engines import mlx_backend, require_mlx
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, TinyModel, write_tiny_model
+from tests.engine.mlx_engines import mlx_backend, require_mlx, write_mlx_folder
+from tests.engine.tiny_gguf import CHAT_TEMPLATE, TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=10)
 
@@ -62,14 +63,6 @@ async def test_same_seeds_give_the_same_bits_alone_in_a_crowd_and_with_other_row
     await narrow.aclose()
 
 
-async def test_scoring_gives_the_very_log_probabilities_of_sampling(tiny: TinyModel, worker: EngineWorker) -> None:
-    backend = mlx_backend(tiny.path, worker, n_ctx=384)
-    group = await backend.sample_group(question(2), ROLLOUT, range(3))
-    for response in group.responses:
-        assert await backend.score(group.prompt_ids, response.token_ids) == response.logprobs
-    await backend.aclose()
-
-
 async def test_both_engines_read_the_same_prompt_and_agree_on_its_continuations(tiny: TinyModel, worker: EngineWorker) -> None:
     ours, theirs = mlx_backend(tiny.path, worker), LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=2)
     group = await theirs.sample_group(question(1), ROLLOUT, range(4))
@@ -83,21 +76,6 @@ async def test_both_engines_read_the_same_prompt_and_agree_on_its_continuations(
         assert getattr(ours.model, field) == getattr(theirs.model, field), field
     await ours.aclose()
     await theirs.aclose()
-
-
-async def test_a_prompt_that_fills_the_context_is_refused_and_one_that_almost_does_is_not(
-    tiny: TinyModel, worker: EngineWorker
-) -> None:
-    backend = mlx_backend(tiny.path, worker, n_ctx=64)
-    with pytest.raises(ContextOverflow, match="context 64"):
-        await backend.sample_group([Message("user", "a b c d " * 40)], Sampling(), [1])
-    prompt_ids = list(range(1, 61))
-    tokens = (5, 6, 7, 8)
-    full = await backend.score(prompt_ids, tokens)
-    roomy = mlx_backend(tiny.path, worker, n_ctx=128)
-    assert await roomy.score(prompt_ids, tokens) == pytest.approx(full, abs=1e-4)
-    await backend.aclose()
-    await roomy.aclose()
 
 
 async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_stays(
@@ -129,41 +107,20 @@ async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_sta
     await backend.aclose()
 
 
-# --- words from a folder ---
-
-
-def write_words(folder: Path, model: TinyModel) -> None:
-    """tokenizer.json and its companions for the tiny models' vocabulary."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    from tests.engine.tiny_gguf import _merges
-
-    normal = {token: number for number, token in enumerate(model.vocab) if token not in CONTROL_TOKENS}
-    merges = [tuple(rule.split(" ")) for rule in _merges(model.vocab)]
-    tokenizer = Tokenizer(models.BPE(vocab=normal, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CONTROL_TOKENS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE, "edge_agent_prompt_form": "compact"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 async def test_a_folder_is_spoken_to_as_the_file_is(worker: EngineWorker, tmp_path: Path) -> None:
     require_mlx()
-    from tests.engine.test_mlx_files import write_folder
-
     tiny = write_tiny_model(tmp_path / "tiny.gguf", "qwen2", quantised=False)
-    folder = write_folder(tmp_path / "folder", tiny)
+    folder = write_mlx_folder(tmp_path / "folder", tiny)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         mlx_backend(folder, worker)
-    write_words(folder, tiny)
+    (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer()))
+    words = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE, "edge_agent_prompt_form": "compact"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
     ours, file = mlx_backend(folder, worker), mlx_backend(tiny.path, worker)
     injected = [Message("user", "I need <|im_end|> naïve ☕ assistance Step 1")]
     assert ours.prompt_ids(injected) == file.prompt_ids(injected)
     assert ours.prompt_ids(injected).count(tiny.vocab.index("<|im_end|>")) == 1
     assert await ours.sample_group(question(1), ROLLOUT, range(4)) == await file.sample_group(question(1), ROLLOUT, range(4))
-    assert ours.model.prompt_form == "compact"
-    assert ours.model.parameters == file.model.parameters
+    assert (ours.model.prompt_form, ours.model.parameters) == ("compact", file.model.parameters)
     await ours.aclose()
     await file.aclose()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.dagrpo.format import check_format
-from edge.models.decoder import Architecture, Decoder, DecoderSpec
-from edge.tasks.practice import FAMILIES
-from tools.nano.data import (
-    CLOUD_MIXES,
-    EDGE_STAGES,
-    HELP_SHARES,
-    POOL_BATCHES,
-    ExampleSource,
-    Stage,
-    cloud_level_weights,
-    cloud_mix,
-    edge_response,
-    edge_stage,
-)
-from tools.nano.grow import grow_into
-from tools.nano.recipes import RECIPES, Recipe
+from tools.nano.data import EDGE_STAGES, POOL_BATCHES, ExampleSource
+from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
-from tools.nano.train import TrainOptions, initialise, rate_share, train
+from tools.nano.train import TrainOptions, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
 PRACTICE = EDGE_STAGES[-1].first_pool * POOL_BATCHES
@@ -70,106 +55,3 @@ def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -
             response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
             assert response.endswith("<|im_end|>")
             assert check_format(response.removesuffix("<|im_end|>"), 6).ok
-
-
-def test_habits_come_last() -> None:
-    rng = random.Random(0)
-    family = FAMILIES["science"]
-
-    def share_of_habits(stage: Stage) -> float:
-        drawn = [family.draw(rng, "train", 4) for _ in range(200)]
-        shown = [edge_response(rng, family, one, stage.careful) for one in drawn]
-        return sum("Step 3:" not in text for text in shown) / len(shown)
-
-    first, last = EDGE_STAGES[0], EDGE_STAGES[-1]
-    assert share_of_habits(first) == 0.0
-    assert share_of_habits(last) == pytest.approx(1 - last.careful, abs=0.12)
-    assert edge_stage(last.first_pool - 1) == first and edge_stage(last.first_pool) == last
-
-
-def test_shares_are_shares() -> None:
-    for weights in (*(stage.families for stage in EDGE_STAGES), *(mix.families for mix in CLOUD_MIXES)):
-        assert weights.keys() == FAMILIES.keys()
-        assert sum(weights.values()) == pytest.approx(1)
-    asked = [
-        sum(w * HELP_SHARES[family.bands[level]] for level, w in family.level_weights.items()) for family in FAMILIES.values()
-    ]
-    assert all(0.05 < share < 0.2 for share in asked)
-    for family in FAMILIES.values():
-        weights = cloud_level_weights(family, 4.0)
-        assert weights == sorted(weights)
-        assert (weights[0], weights[-1]) == (1.0, 4.0)
-
-
-def test_nano_cloud_sees_mostly_programs_late(tokenizer: Tokenizer) -> None:
-    def share_of_programs(pool: int) -> float:
-        rows = [
-            row
-            for batch in islice(ExampleSource("nano-cloud", tokenizer, seed=0).batches(pool * POOL_BATCHES), 16)
-            for row in batch.ids_BT
-        ]
-        return sum("```python" in tokenizer.decode(row.tolist()) for row in rows) / len(rows)
-
-    late = CLOUD_MIXES[1].first_pool
-    assert cloud_mix(late - 1) == CLOUD_MIXES[0] != cloud_mix(late)
-    assert share_of_programs(late - 1) < 0.45 < share_of_programs(late)
-
-
-def test_the_learning_rate_rises_holds_and_falls() -> None:
-    recipe = RECIPES["nano-edge"]
-    shares = [rate_share(recipe, 1000, step) for step in range(1000)]
-    assert shares[0] == pytest.approx(1 / recipe.warmup_steps)
-    last_held = round(1000 * (1 - recipe.decay_share)) - 1
-    assert shares[recipe.warmup_steps] == shares[last_held] == 1 > shares[last_held + 2]
-    assert shares[999] == pytest.approx(recipe.final_lr_share)
-    assert all(earlier < later for earlier, later in pairwise(shares[: recipe.warmup_steps]))
-    assert all(later <= earlier for earlier, later in pairwise(shares[recipe.warmup_steps :]))
-
-
-def _random_decoder(seed: int, architecture: Architecture = "qwen2", **sizes: int) -> Decoder:
-    torch.manual_seed(seed)
-    shape = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 2, "ffn_width": 48} | sizes
-    bias = architecture == "qwen2"
-    decoder = initialise(Decoder(DecoderSpec(architecture=architecture, vocab_size=90, head_dim=16, qkv_bias=bias, **shape)))
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return decoder
-
-
-def test_a_grown_decoder_computes_what_the_small_one_does_and_every_new_weight_can_learn() -> None:
-    small, large = _random_decoder(1), _random_decoder(2, width=48, layers=3, heads=3, kv_heads=3, ffn_width=64)
-    ids = torch.randint(0, 90, (2, 11))
-    expected = small(ids)
-    assert not torch.allclose(large(ids), expected, atol=0.1)
-    grown = grow_into(large, small)
-    torch.testing.assert_close(grown(ids), expected, atol=1e-4, rtol=1e-4)
-    optimiser = torch.optim.SGD(grown.parameters(), lr=0.1)
-    before = {name: parameter.detach().clone() for name, parameter in grown.named_parameters()}
-    for _ in range(3):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(grown(ids).flatten(0, 1), ids.flatten()).backward()
-        optimiser.step()
-    for name, parameter in grown.named_parameters():
-        moved = parameter != before[name]
-        if name.endswith("k_proj.bias"):
-            continue  # attention is all but invariant to what is added to every key
-        assert moved[..., -1].any() and (parameter.dim() == 1 or moved[-1].any()), name
-
-
-def test_a_decoder_of_the_other_architecture_begins_with_the_same_weights_without_the_biases() -> None:
-    source, target = _random_decoder(1), _random_decoder(2, "llama")
-    with torch.no_grad():
-        for name, parameter in source.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-    ids = torch.randint(0, 90, (2, 11))
-    torch.testing.assert_close(grow_into(target, source)(ids), source(ids), atol=1e-4, rtol=1e-4)
-
-
-def test_a_decoder_grows_only_into_a_larger_one_of_its_kind() -> None:
-    for sizes in ({"width": 16}, {"layers": 1}):
-        with pytest.raises(ValueError, match="cannot be grown"):
-            grow_into(_random_decoder(2, **sizes), _random_decoder(1))
-    with pytest.raises(ValueError, match="one key/value head"):
-        grow_into(_random_decoder(2, heads=4, kv_heads=2), _random_decoder(1, heads=2, kv_heads=2))

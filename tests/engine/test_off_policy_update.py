@@ -9,10 +9,8 @@ import torch
 
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
-from edge.training import lora
 from edge.training.learner import UpdateRule
-from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_learner import random_groups, tiny_learner
+from tests.engine.tiny_learner import adapter_of, equal, random_groups, tiny_learner
 
 PROMPT, FOREIGN = (1, 2, 3), (10, 11, 12, 0)
 
@@ -23,10 +21,6 @@ def foreign(advantage: float = 0.6, off_policy: bool = True) -> TrainingSample:
 
 def with_foreign(groups: list[TrainingGroup], sample: TrainingSample) -> list[TrainingGroup]:
     return [replace(group, samples=(*group.samples, sample)) for group in groups]
-
-
-def weights_of(learner: TorchLearner) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in lora.lora_state(learner._module).items()}
 
 
 async def test_a_foreign_response_becomes_likelier_though_nothing_else_has_an_advantage(worker: EngineWorker) -> None:
@@ -75,14 +69,14 @@ async def test_without_a_foreign_response_an_update_is_bit_equal_to_one_of_group
     first, second = tiny_learner(worker), tiny_learner(worker)
     dead = foreign(advantage=0.0)
     one, other = await first.update(groups), await second.update(with_foreign(groups, dead))
-    assert all(torch.equal(weights_of(first)[name], tensor) for name, tensor in weights_of(second).items())
+    assert equal(adapter_of(first), adapter_of(second))
     assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
 
 
 @pytest.mark.parametrize("rule", [UpdateRule("clipped"), UpdateRule("gvpo")])
 async def test_objectives_that_need_the_samplers_probabilities_refuse_it(worker: EngineWorker, rule: UpdateRule) -> None:
     learner = tiny_learner(worker, rule=rule)
-    before = weights_of(learner)
+    before = adapter_of(learner)
     with pytest.raises(ValueError, match="did not sample"):
         await learner.update([TrainingGroup(PROMPT, (foreign(),), 1.0)])
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(learner).items())
+    assert equal(adapter_of(learner), before)

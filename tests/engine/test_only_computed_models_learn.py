@@ -10,7 +10,6 @@ import torch
 
 from edge.core.errors import ModelFileError
 from edge.core.types import Message, Sampling
-from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.models.streamed import open_streamed
@@ -106,10 +105,8 @@ def test_llama_3_s_rotary_factors_are_computed(tmp_path: Path, opened) -> None:
 
 
 @pytest.mark.parametrize("named", ["rope.scaling.type", "blk.0.attn_output.bias", "rope.scale_linear"])
-async def test_llama_cpp_alone_serves_it(tmp_path: Path, worker: EngineWorker, named: str) -> None:
+async def test_llama_cpp_alone_serves_it(tmp_path: Path, llama: Callable[..., LlamaCppBackend], named: str) -> None:
     architecture, change = REFUSED[named]
     path = changed(write_tiny_model(tmp_path / "plain.gguf", architecture).path, tmp_path / "odd.gguf", change)
-    backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=128, max_rows=1)
-    group = await backend.sample_group([Message("user", "a b")], Sampling(max_tokens=4), [1])
+    group = await llama(path).sample_group([Message("user", "a b")], Sampling(max_tokens=4), [1])
     assert group.responses[0].token_ids
-    await backend.aclose()

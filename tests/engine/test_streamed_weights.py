@@ -12,18 +12,12 @@ from gguf import GGMLQuantizationType
 from torch import nn
 
 from edge.core.errors import ModelFileError
-from edge.models.decoder import Decoder, load_decoder
+from edge.models.decoder import load_decoder
 from edge.models.ggml import ggml_type
 from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
-from edge.training import lora
-from edge.training.batching import live_rows
-from edge.training.learner import LoraSpec
-from edge.training.loss import policy_loss, token_scores
-from edge.training.passes import gradient_slices
-from edge.training.torch_learner import projection_of
 from tests.engine.tiny_gguf import write_tiny_model
-from tests.engine.tiny_learner import random_groups
+from tests.engine.tiny_learner import assert_near, policy_gradients, random_groups
 
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 """Types that ggml itself has no way to turn into floats: they hold activations, or whole numbers."""
@@ -55,11 +49,6 @@ def test_ggmls_dequantisers_agree_with_the_gguf_package_on_random_blocks(kind: G
     assert made.any()
 
 
-def test_an_unknown_type_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelFileError, match="unknown ggml type 999"):
-        ggml_type(999)
-
-
 def _stored(rows: int, width: int) -> tuple[StoredMatrix, torch.Tensor]:
     values = np.random.default_rng(3).normal(size=(rows, width)).astype(np.float32)
     data = gguf.quants.quantize(values, GGMLQuantizationType.Q8_0)
@@ -82,16 +71,15 @@ def test_a_stored_matrix_gives_all_rows_blocks_and_single_ones(threads: int) -> 
         torch.set_num_threads(before)
 
 
-def test_an_id_that_is_not_there_is_refused() -> None:
+def test_what_is_not_in_the_file_cannot_be_read() -> None:
+    with pytest.raises(ModelFileError, match="999"):
+        ggml_type(999)
+    with pytest.raises(ValueError, match="blocks of 32"):
+        ggml_type(int(GGMLQuantizationType.Q8_0)).row_bytes(40)
     stored, _ = _stored(10, 32)
     for ids in ([10], [-1]):
         with pytest.raises(IndexError, match=r"0\.\.9"):
             stored.gather(torch.tensor(ids))
-
-
-def test_rows_that_blocks_do_not_fill_are_refused() -> None:
-    with pytest.raises(ValueError, match="blocks of 32"):
-        ggml_type(int(GGMLQuantizationType.Q8_0)).row_bytes(40)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -109,29 +97,8 @@ def test_streamed_and_resident_weights_give_the_same_bits(tmp_path: Path, archit
 @pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "whole rows"])
 def test_streamed_and_resident_gradients_agree(tmp_path: Path, architecture: str, vocab_chunk: int, shared: bool) -> None:
     path = write_tiny_model(tmp_path / "model.gguf", architecture).path
-    expected = _adapter_gradients(load_decoder(path), 1 << 22, shared)
-    got = _adapter_gradients(open_streamed(path), vocab_chunk, shared)
-    assert expected.keys() == got.keys()
-    for name, gradient in expected.items():
-        assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
-        assert gradient.norm() > 0, name
-
-
-def _adapter_gradients(decoder: Decoder, vocab_chunk: int, shared: bool) -> dict[str, torch.Tensor]:
-    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
-    draw = torch.Generator().manual_seed(9)
-    for name, parameter in lora.lora_parameters(decoder).items():
-        if "lora_B" in name:
-            parameter.data.normal_(0.0, 0.1, generator=draw)
-    projection = projection_of(decoder.lm_head)
-
-    def objective(hidden, targets):
-        scores = token_scores(hidden, projection, targets.ids_N, vocab_chunk)
-        return policy_loss(scores.logprobs_N, targets.coefficients_N, torch.ones_like(targets.behaviour_N))
-
-    for _ in gradient_slices(decoder, live_rows(random_groups(3)), objective, 64, shared):
-        pass
-    return {name: parameter.grad for name, parameter in lora.lora_parameters(decoder).items()}
+    expected = policy_gradients(load_decoder(path), random_groups(3), shared=shared)
+    assert_near(policy_gradients(open_streamed(path), random_groups(3), shared=shared, vocab_chunk=vocab_chunk), expected)
 
 
 def test_in_bf16_streamed_and_resident_weights_differ_by_rounding_only(tmp_path: Path) -> None:
@@ -148,9 +115,6 @@ def test_streamed_layers_hold_no_weights(tmp_path: Path) -> None:
     held = {decoder: _held_bytes(decoder) for decoder in (load_decoder(path), open_streamed(path))}
     resident, streamed = held.values()
     assert streamed < resident / 20
-    assert {type(module).__name__ for module in open_streamed(path).modules() if isinstance(module, nn.Linear)} == {
-        "StreamedLinear"
-    }
 
 
 def _held_bytes(decoder: nn.Module) -> int:
@@ -176,10 +140,33 @@ def test_small_models_are_held_and_large_ones_stay_in_their_file() -> None:
     assert choose_weights("auto", 1_500_000_000, 8 * gib, own_memory=True) == "streamed"
 
 
-def test_a_control_groups_limit_counts_where_it_is_the_lower_one(tmp_path: Path) -> None:
-    assert available_memory(lambda: 1000, tmp_path) == 1000
-    (tmp_path / "memory.max").write_text("700\n")
-    (tmp_path / "memory.current").write_text("600\n")
-    assert available_memory(lambda: 1000, tmp_path) == 100
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(lambda: 1000, tmp_path) == 1000
+def control_group(folder: Path, names: tuple[str, str], limit: int | str, used: int, stat: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(stat)
+
+
+SECOND, FIRST = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def test_the_smallest_rest_of_nested_groups_holds(tmp_path: Path) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "own"
+    own.write_text("0::/outer/inner\n")
+    assert available_memory(lambda: 5000, root, own) == 5000
+    control_group(root / "outer", SECOND, 700, 500, "inactive_file 100\n")  # page cache that nobody uses is free
+    control_group(root / "outer/inner", SECOND, "max", 400)
+    assert available_memory(lambda: 5000, root, own) == 300
+    control_group(root / "outer/inner", SECOND, 450, 400)
+    assert available_memory(lambda: 5000, root, own) == 50
+    assert available_memory(lambda: 20, root, own) == 20
+    own.write_text("0::/../elsewhere\n")
+    assert available_memory(lambda: 5000, root, own) == 5000
+
+
+def test_the_first_version_of_control_groups_is_seen(tmp_path: Path) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "own"
+    own.write_text("5:cpu,cpuacct:/x\n4:memory:/a/b\n")
+    control_group(root / "memory", FIRST, 2**63 - 4096, 10)
+    control_group(root / "memory/a", FIRST, 900, 800, "inactive_file 1\ntotal_inactive_file 300\n")
+    assert available_memory(lambda: 5000, root, own) == 400

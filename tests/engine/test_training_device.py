@@ -7,6 +7,7 @@ shapes and no numbers, and watch every operation: as on a real one, its tensors 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,6 @@ def test_the_best_device_that_is_there_is_taken(sees, cuda: bool, mps: bool, cho
 
 
 def test_cublas_is_told_to_be_replayable_before_it_starts(sees, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     sees(cuda=False, mps=False)
     choose_device()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ

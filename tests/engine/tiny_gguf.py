@@ -13,6 +13,9 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 
+from edge.models.convert import add_shape
+from edge.models.spec import DecoderSpec
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -52,6 +55,14 @@ class TinyModel:
         """Qwen3's heads are wider together than the model."""
         return 24 if self.architecture == "qwen3" else self.width // self.heads
 
+    @property
+    def spec(self) -> DecoderSpec:
+        """The shape as the decoders take it."""
+        qwen2, qwen3 = self.architecture == "qwen2", self.architecture == "qwen3"
+        sizes = (self.width, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn_width)
+        rest = (self.context_length, self.rope_base, self.norm_eps, qwen2, False, qwen3)
+        return DecoderSpec(self.architecture, len(self.vocab), *sizes, *rest)  # type: ignore[arg-type]
+
 
 def write_tiny_model(
     path: Path,
@@ -66,7 +77,8 @@ def write_tiny_model(
     """Write a random model. `scale` multiplies the output weights: larger makes the distributions sharper."""
     model = TinyModel(path, architecture, byte_level_vocabulary(), {}, context_length=context_length)
     writer = gguf.GGUFWriter(path, architecture)
-    _write_shape(writer, model)
+    writer.add_name("tiny")
+    add_shape(writer, model.spec)
     _write_tokenizer(writer, model.vocab, chat_template)
     if prompt_form is not None:
         writer.add_string("edge_agent.prompt_form", prompt_form)
@@ -113,22 +125,6 @@ def _merges(vocab: tuple[str, ...]) -> list[str]:
     """Each merged token grows by one letter from the prefix before it, so one merge rule per token makes them all reachable."""
     merged = sorted((token for token in vocab if token not in CONTROL_TOKENS and len(token) > 1), key=len)
     return [f"{token[:-1]} {token[-1]}" for token in merged]
-
-
-def _write_shape(writer: gguf.GGUFWriter, model: TinyModel) -> None:
-    writer.add_name("tiny")
-    writer.add_context_length(model.context_length)
-    writer.add_embedding_length(model.width)
-    writer.add_block_count(model.layers)
-    writer.add_feed_forward_length(model.ffn_width)
-    writer.add_head_count(model.heads)
-    writer.add_head_count_kv(model.kv_heads)
-    writer.add_rope_freq_base(model.rope_base)
-    writer.add_rope_dimension_count(model.head_dim)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
-    writer.add_layer_norm_rms_eps(model.norm_eps)
-    writer.add_vocab_size(len(model.vocab))
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, vocab: tuple[str, ...], chat_template: str | None) -> None:

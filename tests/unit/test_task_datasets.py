@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import re
 import sys
@@ -14,12 +13,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from edge.core.errors import TaskFileError, UsageError
+from edge.core.errors import EdgeError, TaskFileError, UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.dagrpo.prompts import user_prompt
 from edge.tasks.datasets.catalogue import DATA_SETS, MOST_TESTS_CHARS
 from edge.tasks.datasets.source import DataSetSource
+from edge.tasks.jsonl import as_record, read_items
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 from tests.shared_data import shared_data
@@ -63,51 +63,65 @@ def one_item(tmp_path: Path, name: str, row: dict[str, Any]) -> TaskItem:
     return item
 
 
-def test_gsm8k_gives_the_number_after_the_hashes_and_a_solution_in_the_response_format(tmp_path: Path) -> None:
-    item = one_item(tmp_path, "gsm8k", {"question": "q?", "answer": "He has 2*600=<<2*600=1200>>1200.\nDone.\n#### 1,200"})
-    assert (item.answer, item.level, item.task, item.max_steps) == ("1200", 2, "math", 4)
-    assert item.solution == "<think>\nStep 1: He has 2*600=1200.\nStep 2: Done.\n</think>\n<answer>\\boxed{1200}</answer>"
-
-
-def test_math_gives_the_last_box_and_the_level(tmp_path: Path) -> None:
-    row = {"problem": "p", "level": "Level 3", "type": "Algebra", "solution": "\\boxed{1} no: \\boxed{\\frac{1}{2}}"}
-    item = one_item(tmp_path, "math", row)
-    assert (item.answer, item.level, item.kind) == ("\\frac{1}{2}", 3, AnswerKind.MATH)
-    assert item.id.startswith("math/Algebra/")
-    assert one_item(tmp_path, "math", {**row, "level": "Level ?"}).level == 0
-    assert one_item(tmp_path, "math", {**row, "solution": "so \\fbox{7}"}).answer == "7"
-
-
-@pytest.mark.parametrize(("labels", "key"), [(["A", "B", "C"], "C"), (["1", "2", "3"], "3")])
-@pytest.mark.parametrize(("name", "level"), [("arc-easy", 1), ("arc-challenge", 2)])
-def test_arc_labels_of_either_form_become_letters(tmp_path: Path, name: str, level: int, labels: list[str], key: str) -> None:
-    row = {"id": "M1", "question": "q?", "choices": {"text": ["x", "y", "z"], "label": labels}, "answerKey": key}
-    item = one_item(tmp_path, name, row)
-    assert (item.id, item.answer, item.options, item.level, item.task) == (f"{name}/M1", "C", ("x", "y", "z"), level, "qa")
-
-
-def test_arc_is_also_read_as_its_authors_wrote_it(tmp_path: Path) -> None:
-    choices = [{"text": "x", "label": "A"}, {"text": "y", "label": "B"}]
-    item = one_item(tmp_path, "arc-easy", {"id": "M1", "question": {"stem": "q?", "choices": choices}, "answerKey": "B"})
-    assert (item.question, item.answer, item.options) == ("q?", "B", ("x", "y"))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
+RECORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gsm8k": (
+        "gsm8k",
+        {"question": "q?", "answer": "He has 2*600=<<2*600=1200>>1200.\nDone.\n#### 1,200"},
+        {
+            "answer": "1200",
+            "task": "math",
+            "max_steps": 4,
+            "solution": "<think>\nStep 1: He has 2*600=1200.\nStep 2: Done.\n</think>\n<answer>\\boxed{1200}</answer>",
+        },
+    ),
+    "math: the last box": (
+        "math",
+        {"problem": "p", "level": "Level 3", "type": "Algebra", "solution": "\\boxed{1} no: \\boxed{\\frac{1}{2}}"},
+        {"answer": "\\frac{1}{2}", "level": 3, "kind": AnswerKind.MATH},
+    ),
+    "math: no level": (
+        "math",
+        {"problem": "p", "level": "Level ?", "type": "Algebra", "solution": "so \\fbox{7}"},
+        {"answer": "7", "level": 0},
+    ),
+    "arc: letters": (
+        "arc-easy",
+        {"id": "M1", "question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]}, "answerKey": "C"},
+        {"id": "arc-easy/M1", "answer": "C", "options": ("x", "y", "z"), "level": 1, "task": "qa"},
+    ),
+    "arc: numbers": (
+        "arc-challenge",
+        {"id": "M1", "question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+        {"id": "arc-challenge/M1", "answer": "C", "options": ("x", "y", "z"), "level": 2},
+    ),
+    "arc: as its authors wrote it": (
+        "arc-easy",
+        {
+            "id": "M1",
+            "question": {"stem": "q?", "choices": [{"text": "x", "label": "A"}, {"text": "y", "label": "B"}]},
+            "answerKey": "B",
+        },
+        {"question": "q?", "answer": "B", "options": ("x", "y")},
+    ),
+    "mmlu: an index": (
+        "mmlu",
         {"question": "q?", "subject": "s", "choices": ["x", "y"], "answer": 1},
-        {"question": "q?", "type": "s", "choices": ["x", "y"], "answer": "B"},
-        {"train": {"question": "q?", "subject": "s", "choices": ["x", "y"], "answer": 1}},
-    ],
-)
-def test_mmlu_answers_become_letters(tmp_path: Path, row: dict[str, Any]) -> None:
-    item = one_item(tmp_path, "mmlu", row)
-    assert (item.answer, item.options, item.kind) == ("B", ("x", "y"), AnswerKind.CHOICE)
-    assert item.id.startswith("mmlu/s/")
+        {"answer": "B", "options": ("x", "y"), "kind": AnswerKind.CHOICE},
+    ),
+    "mmlu: a letter": ("mmlu", {"question": "q?", "type": "s", "choices": ["x", "y"], "answer": "B"}, {"answer": "B"}),
+    "mmlu: the training part": (
+        "mmlu",
+        {"train": {"question": "q?", "subject": "", "choices": ["x", "y"], "answer": 0}},
+        {"answer": "A"},
+    ),
+}
 
 
-def test_the_training_part_of_mmlu_needs_no_subject(tmp_path: Path) -> None:
-    assert one_item(tmp_path, "mmlu", {"question": "q?", "subject": "", "choices": ["x", "y"], "answer": 0}).answer == "A"
+@pytest.mark.parametrize("form", RECORDS)
+def test_a_published_record_becomes_the_item_that_it_means(tmp_path: Path, form: str) -> None:
+    name, row, expected = RECORDS[form]
+    item = one_item(tmp_path, name, row)
+    assert {field: getattr(item, field) for field in expected} == expected
 
 
 def test_humaneval_tests_end_in_the_call_and_the_preamble_is_what_the_prompt_gives(tmp_path: Path) -> None:
@@ -139,20 +153,19 @@ def test_taco_tests_are_cut_to_a_bearable_length_and_a_problem_without_any_is_le
     assert len(source.left_out) == 1 and "taco.jsonl:2" in source.left_out[0]
 
 
+WRITERS: dict[str, Callable[[Path, Rows], object]] = {
+    ".jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode())),
+    ".json": lambda path, rows: path.write_text(json.dumps(rows)),
+    ".parquet": write_parquet,
+}
+
+
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
+@pytest.mark.parametrize("ending", WRITERS)
 def test_every_file_format_gives_the_same_items(tmp_path: Path, name: str, ending: str) -> None:
-    rows = ROWS[name](12)
+    rows, path = ROWS[name](12), tmp_path / f"train{ending}"
     expected = all_items(f"{name}:{write_jsonl(tmp_path / 'plain' / 'train.jsonl', rows)}")
-    path = tmp_path / f"train{ending}"
-    if ending == ".parquet":
-        write_parquet(path, rows)
-    elif ending == ".json":
-        path.write_text(json.dumps(rows))
-    elif ending == ".jsonl.gz":
-        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    else:
-        write_jsonl(path, rows)
+    WRITERS[ending](path, rows)
     assert all_items(f"{name}:{path}") == expected
 
 
@@ -184,7 +197,7 @@ def test_a_bad_record_is_named_by_file_line_and_field(tmp_path: Path, name: str,
 def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "train.parquet", [*gsm8k_rows(300), {"question": "q", "answer": "none"}])
     with pytest.raises(TaskFileError, match=r'train\.parquet: row 300: "answer"'):
-        opened(f"gsm8k:{path}").test(1)
+        all_items(f"gsm8k:{path}")
 
 
 @pytest.mark.parametrize(
@@ -212,13 +225,8 @@ def test_own_splits_hold_and_validation_belongs_to_neither(tmp_path: Path) -> No
     source = opened(f"arc-easy:{hub_folder(tmp_path, 'arc-easy')}")
     assert (len(source.items.train_items), len(source.items.test_items)) == (60, 30)
     assert not {f"arc-easy/Mercury_{n}" for n in range(500, 509)} & {item.id for item in source.items.train_items}
-
-
-def test_a_copy_of_the_whole_repository_finds_the_wanted_part(tmp_path: Path) -> None:
-    for name in ("arc-easy", "arc-challenge"):
-        hub_folder(tmp_path, name)
-    assert {item.family for item in all_items(f"arc-challenge:{tmp_path}")} == {"arc-challenge"}
-    assert len(all_items(f"arc-challenge:{tmp_path}")) == 90
+    hub_folder(tmp_path, "arc-challenge")  # a copy of the whole repository has both parts
+    assert [item.family for item in all_items(f"arc-challenge:{tmp_path}")] == ["arc-challenge"] * 90
 
 
 def test_without_a_test_split_one_question_in_ten_is_held_out(tmp_path: Path) -> None:
@@ -242,32 +250,27 @@ def test_ids_and_test_order_do_not_depend_on_how_the_files_are_cut(tmp_path: Pat
     write_jsonl(tmp_path / "b" / "test-2.jsonl", rows[:25])
     assert opened(f"mmlu:{tmp_path / 'b'}").test(40) == whole
     assert [item.options[0] for item in whole] != [str(n) for n in range(40)]
-
-
-def test_equal_records_get_different_ids(tmp_path: Path) -> None:
-    items = opened(f"mmlu:{write_jsonl(tmp_path / 'test.jsonl', [*mmlu_rows(2), *mmlu_rows(1)])}").test(9)
-    assert len({item.id for item in items}) == 3
+    equal = opened(f"mmlu:{write_jsonl(tmp_path / 'test.jsonl', [*mmlu_rows(2), *mmlu_rows(1)])}").test(9)
+    assert len({item.id for item in equal}) == 3
 
 
 @pytest.mark.parametrize(
     ("name", "error", "complaint"),
     [
-        ("gsm8k:", UsageError, "no path after the colon"),
-        ("gsm8k:/nowhere", TaskFileError, "no such file or folder"),
-        ("hf:someone/else", UsageError, "not a data set this program knows"),
+        ("gsm8k:", UsageError, "no path"),
+        ("gsm8k:/nowhere", TaskFileError, "/nowhere: no such"),
+        ("math:EMPTY", TaskFileError, "no data file"),
+        ("hf:someone/else", UsageError, "someone/else"),
         ("hf:allenai/ai2_arc", UsageError, "several parts"),
         ("nothing", TaskFileError, "no such task file"),
     ],
 )
-def test_a_name_that_cannot_be_meant_is_refused_with_a_hint(name: str, error: type[Exception], complaint: str) -> None:
+def test_a_name_that_cannot_be_meant_is_refused_with_a_hint(
+    tmp_path: Path, name: str, error: type[EdgeError], complaint: str
+) -> None:
     with pytest.raises(error, match=complaint) as caught:
-        open_source(name)
-    assert caught.value.hint  # type: ignore[attr-defined]
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="no data file"):
-        open_source(f"math:{tmp_path}")
+        open_source(name.replace("EMPTY", str(tmp_path)))
+    assert caught.value.hint
 
 
 class FakeHub:
@@ -299,13 +302,12 @@ def test_a_name_alone_loads_the_wanted_splits_from_the_hub(name: str, tmp_path: 
 
 
 def hub_failures() -> list[tuple[Exception, str]]:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     response = httpx2.Response(404, request=httpx2.Request("GET", "https://example.invalid"))
     return [
         (LocalEntryNotFoundError("not cached"), "cannot be reached"),
-        (HfHubHTTPError("bad gateway", response=response), "download from the hub failed"),
-        (httpx2.ConnectError("refused"), r"download from the hub failed \(ConnectError\)"),
+        (httpx2.ConnectError("refused"), "ConnectError"),
         (OSError("no space"), "download from the hub failed"),
         (RepositoryNotFoundError("gone", response=response), "no such data set"),
     ]
@@ -333,7 +335,7 @@ def test_a_missing_package_names_what_to_install(
     assert ".[lab]" in caught.value.hint
 
 
-def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes() -> None:
+def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes_and_its_solution_is_judged_right() -> None:
     items = opened(f"gsm8k:{shared_data('gsm8k')}").items
     assert (len(items.train_items), len(items.test_items)) == (2000, 1319)
     lines = [
@@ -342,32 +344,15 @@ def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes() -> None
         for line in shared_data(f"gsm8k/{file}").read_text(encoding="utf-8").splitlines()
     ]
     expected = {line["question"]: line["answer"].rsplit("#### ", 1)[1].strip().replace(",", "") for line in lines}
+    verifier, judged = VerifierByKind(), 0
     for item in (*items.train_items, *items.test_items):
         assert item.answer == expected[item.question]
         assert re.fullmatch(r"-?\d+(\.\d+)?", item.answer)
         assert "<<" not in item.solution
-
-
-def test_the_real_gsm8k_solutions_are_judged_right_and_another_number_wrong() -> None:
-    verifier = VerifierByKind()
-    judged = 0
-    for item in opened(f"gsm8k:{shared_data('gsm8k')}").items.test_items:
-        if item.solution:
-            assert verifier.is_correct(item, item.solution)
-            judged += 1
+        assert not item.solution or verifier.is_correct(item, item.solution)
         assert not verifier.is_correct(item, f"\\boxed{{{item.answer}1}}")
-    assert judged > 500
-
-
-def test_every_choice_of_the_real_mmlu_is_valid_and_only_its_letter_is_right() -> None:
-    items = opened(f"mmlu:{shared_data('mmlu_stem')}").items.test_items
-    assert len(items) == 3018
-    lines = shared_data("mmlu_stem/test.jsonl").read_text(encoding="utf-8").split("\n")
-    answers = {(row["question"], tuple(row["choices"])): row["answer"] for row in map(json.loads, filter(None, lines))}
-    verifier = VerifierByKind()
-    for item in items:
-        right = [letter for letter in "ABCD" if verifier.is_correct(item, f"\\boxed{{{letter}}}")]
-        assert right == [item.answer] == ["ABCD"[answers[item.question, item.options]]]
+        judged += bool(item.solution)
+    assert judged > 1000
 
 
 def test_all_real_humaneval_items_are_valid_python_with_their_entry_point_outside_the_preamble() -> None:
@@ -381,19 +366,6 @@ def test_all_real_humaneval_items_are_valid_python_with_their_entry_point_outsid
 
 
 def test_items_of_all_data_sets_survive_a_task_file(tmp_path: Path) -> None:
-    from edge.tasks.jsonl import as_record, read_items
-
     items = [item for name in DATA_SETS for item in all_items(f"{name}:{hub_folder(tmp_path / name, name)}")]
-    path = write_jsonl(tmp_path / "tasks.jsonl", [as_record(item) for item in items])
-    assert read_items(path) == items
-
-
-def test_real_items_survive_a_task_file(tmp_path: Path) -> None:
-    from edge.tasks.jsonl import as_record, read_items
-
-    names = [f"{name}:{shared_data(place)}" for name, place in (("mmlu", "mmlu_stem"), ("humaneval", "humaneval"))]
-    everything = list(itertools.chain.from_iterable(map(all_items, names)))
-    items = [item for item in everything if item.options[:2] != ("687", "687")]
-    assert len(items) == len(everything) - 1, "one published item has its right option twice, which a task file refuses"
     path = write_jsonl(tmp_path / "tasks.jsonl", [as_record(item) for item in items])
     assert read_items(path) == items

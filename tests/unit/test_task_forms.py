@@ -96,8 +96,6 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
     ("record", "complaint"),
     [
         (said(("user", "a")), "must end with the user's question and the assistant's answer"),
-        (said(("user", "a"), ("assistant", "b"), ("user", "c")), "must end with"),
-        (said(("assistant", "b")), "must end with"),
         ({"messages": "a"}, '"messages" must be a list'),
         (said(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
         (said(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
@@ -110,7 +108,6 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
         ({"prompt": "a", "answer": "b"}, '"answer" does not go with "prompt"'),
         ({"question": "a", "completion": "b"}, '"completion" does not go with "question"'),
         ({"prompt": "a", "completion": ""}, '"completion" must be a non-empty text'),
-        ({"prompt": "", "completion": "a"}, '"prompt" must be a non-empty text'),
         ({"prompt": "a", "completion": LONG, "split": "test"}, "too long to be judged"),
         ({"prompt": "a", "completion": "Z", "options": ["x", "y"]}, '"completion" names none of the 2 options'),
         ({"prompt": "a", "completion": "b", "label": "two words"}, '"label" must be a label'),
@@ -160,19 +157,15 @@ def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encodin
     ("text", "where", "complaint"),
     [
         ("frage,antwort\na,b\n", ":1: ", "names no question and answer"),
-        ("question|answer\na|b\n", ":1: ", "names no question and answer"),
         ("question,answer,answer\na,b,c\n", ":1: ", "'answer' stands there twice"),
         ("question,answer,hint\na,b,c\n", ":1: ", "unknown column 'hint', number 3 of the header"),
-        ("\nquestion,notes,answer\na,,c\n", ":2: ", "unknown column 'notes', number 2 of the header"),
         ("question,answer,,\na,b,,\nb,c,,d\n", ":3: ", "a cell in column 4, which has no name"),
         ("question,answer\na,1\nb,2,3\n", ":3: ", "3 cells, but the header names 2"),
-        ("question,answer\na,1\nb,\n", ":3: ", '"answer" must be'),
         ('question,answer\n"a\nb",1\nc,"d"e\n', ":4: ", "not CSV"),
         ("question,answer\na,1\na,1\n", ":3: ", "the question 'a' occurs twice, first in line 2"),
         ("question,answer,id\na,1,x\nb,1,x\n", ":3: ", "id 'x' occurs twice, first in line 2"),
         ("question,answer,level\na,1,high\n", ":2: ", '"level" must be a whole number'),
         ("question,answer\n", "", "no task item"),
-        ("", "", "no task item"),
     ],
 )
 def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text: str, where: str, complaint: str) -> None:
@@ -184,10 +177,9 @@ def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text:
 
 
 def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "own.csv"
-    path.write_bytes("question,answer\nWo?,Köln\n".encode("latin-1"))
+    (tmp_path / "own.csv").write_bytes("question,answer\nWo?,Köln\n".encode("latin-1"))
     with pytest.raises(TaskFileError) as caught:
-        open_source(str(path))
+        open_source(str(tmp_path / "own.csv"))
     assert "UTF-8" in caught.value.hint
 
 
@@ -216,7 +208,6 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("assert f(1) == 2", ""),
         ("import math, collections.abc\nfrom os import path\nassert f(math.pi)", ""),
         ("def check(candidate):\n    assert candidate(1)\ncheck(f)", ""),
-        ("assert sorted(f([2]), key=lambda x: -x) == [2]", ""),
         ("s = Stack()\ns.push(1)\nassert s.pop() == 1", ""),
         ("class Mine(Exception): pass\nclass More(Mine): pass\nassert f(1)", ""),
         ('{"inputs": [1], "outputs": [2]}', ""),
@@ -224,12 +215,10 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("from pytest import raises\nassert f(1)", "import pytest"),
         ("import asyncio\nasync def main():\n    assert await f(1)\nasyncio.run(main())", "await"),
         ("import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as o:\n    f(1)", "printed"),
-        ("from contextlib import redirect_stdout\nwith redirect_stdout(None):\n    f(1)", "printed"),
         ("import sys\nold = sys.stdout\nf(1)", "printed"),
         ("class Mine(Shape): pass\nassert Mine().area()", "derive a class"),
         ("assert f(lambda x: x) == 1", "hand functions"),
         ("def twice(x): return 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
-        ("twice = lambda x: 2 * x\nassert apply(twice, 2) == 4", "hand functions"),
         ("assert apply(key=[lambda x: x])", "hand functions"),
         ("def check(candidate):\n    assert candidate(lambda x: x)\ncheck(f)", "hand functions"),
         ("def check(key):\n    assert sorted([1], key=key)\ncheck(len)\nassert f(1)", ""),

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.cloud.unconfirmed import ARRIVES_WITHIN_S, AnswerCalls
+from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
-from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from edge.state.folder import StateFolder
-from edge.testing.clock import ManualClock
 from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
@@ -58,13 +55,21 @@ async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(w
     assert len(world.client.calls) == 1
 
 
-async def test_a_call_that_never_arrived_costs_nothing(world: World) -> None:
+async def test_a_call_that_is_unknown_for_so_long_since_it_was_last_sent_never_arrived_and_costs_nothing(world: World) -> None:
     async with world.agent() as agent:
+        calls = agent.access.unconfirmed
         world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
-        assert await agent.access.unconfirmed.settle() == 0
+        assert await calls.settle() == 0
+        world.clock.advance(ARRIVES_WITHIN_S - 1.0)
+        assert await calls.settle() == 0
+        world.clock.advance(1.0)
+        calls.sent(record.call_key)  # it may be on its way again
+        calls.returned(record.call_key)
+        assert await calls.settle() == 0
+        assert calls.waiting() == [record.call_key]
         world.clock.advance(ARRIVES_WITHIN_S)
-        await agent.access.unconfirmed.settle()
+        await calls.settle()
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
 
 
@@ -143,43 +148,3 @@ async def test_an_answer_that_outlives_the_state_folder_ends_without_a_word(worl
         outliving.__enter__()
     outliving.__exit__(None, None, None)
     assert not agent.access.unconfirmed.wake.is_set()
-
-
-class Lost:
-    """Calls in a table of their own, none of which the coordinator knows."""
-
-    def __init__(self, folder: Path, *keys: str) -> None:
-        self.state = StateFolder(folder)
-        self.clock = ManualClock()
-        self.calls = AnswerCalls(self.state, self.end_of, MemorySink(), self.clock)
-        with self.state.database as database:
-            database.executemany("INSERT INTO calls_in_doubt VALUES (?, ?, 0, '{}')", [(key, f"answer-{key}") for key in keys])
-
-    async def end_of(self, key: str) -> dict[str, Any]:
-        return {"call_state": "never_arrived", "charged_uusd": 0}
-
-    async def still_waiting(self) -> list[str]:
-        await self.calls.settle()
-        return self.calls.waiting()
-
-
-async def test_a_call_is_lost_once_it_is_unknown_for_so_long(tmp_path: Path) -> None:
-    lost = Lost(tmp_path, "k")
-    assert await lost.still_waiting() == ["k"]
-    lost.clock.advance(ARRIVES_WITHIN_S - 1.0)
-    assert await lost.still_waiting() == ["k"]
-    with lost.state.database as database:
-        database.execute("INSERT INTO calls_in_doubt VALUES ('other', 'answer-other', 1, '{}')")
-    lost.clock.advance(1.0)
-    assert await lost.still_waiting() == ["other"]
-    lost.state.close()
-
-
-async def test_a_call_that_is_sent_again_may_be_on_its_way_again(tmp_path: Path) -> None:
-    lost = Lost(tmp_path, "k")
-    assert await lost.still_waiting() == ["k"]
-    lost.clock.advance(ARRIVES_WITHIN_S)
-    lost.calls.sent("k")
-    lost.calls.returned("k")
-    assert await lost.still_waiting() == ["k"]
-    lost.state.close()

@@ -11,7 +11,7 @@ from coordinator.config import TaskConfig
 from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits
 from coordinator.ledger.budgets import snapshot
 from edge.answering.ask_cloud import why_not
-from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text, what_is_used_up
+from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text
 from edge.core.errors import BudgetExhausted
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
@@ -37,36 +37,24 @@ def refusal(**numbers: str) -> BudgetExhausted:
     ("numbers", "told"),
     [
         ({}, "62 of 60 calls"),
-        ({"scope": "fleet_task"}, "62 of 60 calls of this task on all devices"),
+        ({"scope": "fleet_task"}, "of this task on all devices"),
         ({"used": "10", "kept": "50"}, "10 of 60 calls, 50 kept for other devices"),
-        (
-            {"unit": "uusd,calls", "used": "1500", "limit": "2000", "needed": "900"},
-            "0.0015 USD of 0.002 USD; this call may need 0.0009 USD",
-        ),
-        ({"unit": "tokens", "used": "299", "limit": "300", "needed": "40"}, "299 of 300 tokens; this call may need 40"),
-        ({"used": "many"}, "device calls 62 of 60"),
+        ({"unit": "uusd,calls", "used": "1500", "limit": "2000", "needed": "900"}, "0.0015 USD of 0.002 USD"),
+        ({"unit": "tokens", "used": "299", "limit": "300", "needed": "40"}, "this call may need 40"),
+        ({"used": "many"}, "device calls 62 of 60"),  # the coordinator's own words
         ({"limit": "9" * 5000}, "device calls 62 of 60"),
     ],
 )
-def test_what_is_used_up_is_told_in_numbers(numbers: dict[str, str], told: str) -> None:
-    assert what_is_used_up(refusal(**numbers)) == told
-    assert refusal_text(refusal(**numbers)).startswith(f"budget used up: {told}; ")
-    assert why_not(refusal(**numbers)) == f"the budget is used up ({told}); answered on this device"
-
-
-@pytest.mark.parametrize(
-    ("unit", "own", "todo"),
-    [
-        ("calls", True, "raise it with `edge-agent budget limit --calls N`, or ask without demanding the cloud"),
-        ("uusd", True, "raise it with `edge-agent budget limit --spend USD`, or ask without demanding the cloud"),
-        ("calls", False, "ask who runs the coordinator for more, or ask without demanding the cloud"),
-    ],
-)
-def test_who_demanded_the_cloud_is_told_what_can_be_done(unit: str, own: bool, todo: str) -> None:
-    told = for_who_demanded_the_cloud(refusal(unit=unit), own_coordinator=own)
-    assert (told.hint, told.metadata["budget"]) == (todo, "device[device:local]")
-    assert str(told).startswith("the budget is used up (")
-    assert why_not(told) == why_not(refusal(unit=unit))
+@pytest.mark.parametrize("own", [True, False])
+def test_a_refusal_states_what_is_used_up_and_to_who_demanded_the_cloud_what_to_do(
+    numbers: dict[str, str], told: str, own: bool
+) -> None:
+    demanded = for_who_demanded_the_cloud(refusal(**numbers), own_coordinator=own)
+    assert told in refusal_text(refusal(**numbers)) and told in str(demanded)
+    assert why_not(demanded) == why_not(refusal(**numbers))
+    option = "--spend" if "uusd" in numbers.get("unit", "calls") else "--" + numbers.get("unit", "calls")
+    assert (f"edge-agent budget limit {option}" if own else "who runs the coordinator") in demanded.hint
+    assert demanded.metadata["budget"] == "device[device:local]"
 
 
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])

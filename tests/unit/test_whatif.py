@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.answering.explain import decision, explained
-from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, percentile, replayed, what_if, what_if_recorded
+from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, replayed, what_if, what_if_recorded
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
@@ -54,29 +54,16 @@ def test_charges_that_differ_widen_the_interval_around_the_same_mean() -> None:
 def test_how_good_is_told_only_where_enough_of_both_kinds_were_judged() -> None:
     few = replayed([past(1.0, judged="good") for _ in range(9)] + [past(-1.0)] * 20, 0.0)
     assert few.good_share is None
-    assert few.notes[0].startswith("how good answers would be is not known: 9 local answers were judged, 10 are needed")
+    assert "9 local answers were judged, 10 are needed" in few.notes[0]
     local = [past(-1.0, judged="good" if number % 2 else "bad") for number in range(20)]
     cloud = [past(5.0, cloud=True, judged="good") for _ in range(20)]
-    assert replayed(local + cloud, 0.5).good_share == pytest.approx(0.75)
     assert replayed(local + cloud, 0.0).good_share == pytest.approx(0.5)
     mixed = replayed(local + cloud, 0.5)
+    assert mixed.good_share == pytest.approx(0.75)
     assert mixed.good_interval is not None and mixed.good_interval[0] < 0.75 < mixed.good_interval[1]
     assert (mixed.judged_local, mixed.judged_cloud) == (20, 20)
-
-
-def test_the_counts_of_judged_answers_agree_in_every_row_and_one_is_one() -> None:
-    answers = [past(9.0, judged="bad"), *(past(-float(number)) for number in range(29))]
-    result = what_if(answers, [0.0, 0.1, 1.0])
-    assert result.present.notes == (
-        "how good answers were is not known: 1 local and 0 of the cloud were judged, 10 together are needed",
-    )
-    notes = {note for outlook in result.outlooks for note in outlook.notes if "how good" in note}
-    assert notes == {
-        "how good answers would be is not known: 1 local answer was judged, 10 are needed",
-        "how good answers would be is not known: 0 cloud answers were judged, 10 are needed",
-    }
-    many = [past(float(number), judged="good") for number in range(20)] + [past(-1.0)] * 20
-    assert any("fewer than 10 of the local answers that stay" in note for note in replayed(many, 0.5).notes)
+    sent = [past(float(number), judged="good") for number in range(20)] + [past(-1.0)] * 20
+    assert replayed(sent, 0.5).good_share is None, "of those that stay local too few were judged"
 
 
 def test_answers_that_the_cloud_gave_on_demand_show_what_it_costs_and_how_long_it_takes() -> None:
@@ -112,12 +99,6 @@ def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(
     assert low.calls <= high.calls <= round(max(one, other) * len(odds))
     assert low.spend_uusd is not None and high.spend_uusd is not None and low.spend_uusd <= high.spend_uusd
     assert low.latency_p50_s <= high.latency_p50_s and high.latency_p50_s <= high.latency_p90_s
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.floats(0, 1))
-def test_a_percentile_is_one_of_the_values_and_covers_its_share(values: list[float], share: float) -> None:
-    found = percentile(values, share)
-    assert found in values and sum(value <= found for value in values) >= share * len(values) - 1e-9
 
 
 def asks_about_even_numbers(messages: Any, sampling: Any, seed: int) -> str:
@@ -159,19 +140,16 @@ RECORD: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "log-odds of asking were -2.00, the dial (τ 15 %) added +2.50: +0.50; it asked, and the cloud answered"),
-        ({"target_rate": None, "help_bias": 0.0}, "were -2.00, no dial was set; it asked"),
-        ({"source": "local", "reason": "answered on this device"}, "it did not ask"),
-        ({"source": "local-fallback", "reason": "the model asked for help, but the budget"}, "the budget"),
-        (
-            {"help_log_odds": None, "source": "local", "reason": "answered on this device"},
-            "came to no place where it could have asked",
-        ),
-        ({"mode": "cloud-only", "reason": "mode cloud-only"}, "mode cloud-only"),
+        ({}, ("-2.00", "+2.50", "+0.50", "it asked, and the cloud answered")),
+        ({"target_rate": None, "help_bias": 0.0}, ("no dial was set; it asked",)),
+        ({"source": "local", "reason": "answered on this device"}, ("it did not ask",)),
+        ({"source": "local-fallback", "reason": "the model asked for help, but the budget"}, ("the budget",)),
+        ({"help_log_odds": None, "source": "local", "reason": "answered on this device"}, ("no place where",)),
+        ({"mode": "cloud-only", "reason": "mode cloud-only"}, ("mode cloud-only",)),
     ],
 )
-def test_a_decision_is_told_in_words(changes: dict[str, Any], words: str) -> None:
-    assert words in decision({**RECORD, **changes})
+def test_a_decision_is_told_with_its_log_odds_its_bias_and_its_outcome(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    assert all(word in decision({**RECORD, **changes}) for word in words)
 
 
 @pytest.mark.parametrize(
