@@ -39,20 +39,6 @@ OWN = OwnUseRules(share=0.5, passes=2)
 @pytest.mark.parametrize(
     ("item", "final"),
     [
-        (ITEM, "5"),
-        (replace(ITEM, kind=AnswerKind.CHOICE, answer="green", options=("red", "green")), "B"),
-        (replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green")), "A"),
-        (
-            replace(
-                ITEM,
-                kind=AnswerKind.CHOICE,
-                question="Which?\n1) dog\n2) green\n3) car",
-                answer="2",
-                options=("dog", "green", "car"),
-            ),
-            "B",
-        ),
-        (replace(ITEM, kind=AnswerKind.TEXT, answer="Rex"), "Rex"),
         (replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("Tom", "Rex")).to_json()), "Rex"),
         (
             replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("a long walk\nhome",), closed=False).to_json()),
@@ -61,7 +47,7 @@ OWN = OwnUseRules(share=0.5, passes=2)
         (replace(ITEM, solution=given_answer("a long walk\nhome", short=False)), "a long walk\nhome"),
     ],
 )
-def test_a_given_answer_is_a_well_formed_response_with_that_answer(item: TaskItem, final: str) -> None:
+def test_a_correction_and_a_worked_solution_are_well_formed_responses_with_that_answer(item: TaskItem, final: str) -> None:
     text = demonstration(item)
     verdict = check_format(text, item.max_steps)
     assert verdict.ok and not verdict.asks_help
@@ -86,8 +72,9 @@ def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_call
     path = tmp_path / "own.jsonl"
     path.write_text(line)
     (item,) = read_items(path)
-    assert final_answer(demonstration(item)) == final
-    assert VerifierByKind().is_correct(item, demonstration(item))
+    text = demonstration(item)
+    assert check_format(text, item.max_steps).ok and final_answer(text) == final
+    assert VerifierByKind().is_correct(item, text)
 
 
 def test_tests_of_a_program_and_an_unjudged_question_demonstrate_nothing() -> None:
@@ -242,17 +229,6 @@ async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) 
     (learner,) = world.learners
     right = {one.token_ids for one in learner.kept[0]}
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
-
-
-async def test_practice_is_not_imitated_and_answers_that_are_known_are_kept_up_by_one_update(tmp_path: Path) -> None:
-    world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={1, 2})
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
-        practice, own = agent.steps()
-    (learner,) = world.learners
-    assert [len(some) for some in learner.demonstrations] == [2]
-    assert learner.most == [1]
-    assert (practice.update.imitation_updates, own.update.imitation_updates, own.update.demonstrations) == (0, 1, 0)
 
 
 async def test_switched_off_nothing_is_imitated(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from edge.app import settings as app_settings
-from edge.cli import main
 from edge.cli.settings import Settings, starting_lines
 from edge.config.agent import agent_config_problems, resolve_agent_config
 from edge.config.device_profile import KNOWN, MEASURED, Pick, known_device, known_profiles, pick_profile
@@ -164,18 +163,6 @@ def test_a_run_finds_what_is_kept_beside_its_state_or_in_the_platforms_folder(
     assert app_settings.own_profile(config) == Pick()
 
 
-def test_config_show_has_what_run_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(app_settings.PROFILE_SWITCH, raising=False)
-    monkeypatch.setattr(app_settings, "machine_facts", lambda: SERVER)
-    file = kept(tmp_path)
-    assert main(["config", "show", "--changed", "--set", f"state_folder={tmp_path}"]) == 0
-    shown = capsys.readouterr().out
-    assert f"{file}:2" in shown
-    assert MEASURED in shown
-
-
 # -- what a machine says ----------------------------------------------------------------------------------------------------------------
 
 
@@ -212,9 +199,3 @@ def test_the_battery_of_a_mouse_is_not_the_machines(tmp_path: Path) -> None:
     battery(tmp_path, "hid-mouse", scope="Device\n", energy_full="1000000")
     put(tmp_path, sys__class__power_supply__AC__type="Mains\n")
     assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (False, None, None)
-
-
-def test_where_one_of_two_batteries_says_nothing_the_sum_is_not_known(tmp_path: Path) -> None:
-    battery(tmp_path, energy_full="20000000", power_now="5000000", status="Discharging")
-    battery(tmp_path, "BAT1", status="Discharging")
-    assert (battery_wh(tmp_path), drawn_w(tmp_path)) == (None, None)

@@ -1,3 +1,5 @@
+"""The budget dial: whatever the model is like, 200 questions realise the rate that was asked for, also across kills."""
+
 from __future__ import annotations
 
 import random
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold, wanted_rate
+from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
@@ -41,6 +43,8 @@ MODELS: dict[str, LogOdds] = {
     "bimodal and nearly always sure": lambda rng, number: rng.gauss(22.0 if rng.random() < 0.1 else -22.0, 0.01),
     "no decision in a share of answers": some_without_decision,
     "drifting": lambda rng, number: rng.gauss(-9.0 + 0.08 * number, 1.0),
+    "shifting down": lambda rng, number: rng.gauss(7.5 if number < 100 else -7.5, 1.0),
+    "shifting up": lambda rng, number: rng.gauss(-7.5 if number < 100 else 7.5, 1.0),
     "two kinds of questions by turns": lambda rng, number: rng.gauss(6.0 if number // 10 % 2 else -9.0, 1.0),
 }
 
@@ -85,16 +89,6 @@ def test_a_warm_dial_asks_at_its_rate_from_the_first_questions(rate: float) -> N
         shares.append(ask(dial, rng, MODELS["far below"], 20, greedy_at=0.0))
         assert abs((20 * shares[-1] + 180 * ask(dial, rng, MODELS["far below"], 180, greedy_at=0.0)) / 200 - rate) <= TOLERANCE
     assert abs(sum(shares) / len(shares) - rate) < 0.03
-
-
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("jump", [-15.0, 15.0])
-def test_200_questions_realise_the_rate_though_the_mix_shifts_among_them(rate: float, jump: float) -> None:
-    for seed in range(12):
-        realised = ask(
-            HelpDial(rate), random.Random(seed), lambda rng, n: rng.gauss(-jump / 2 if n < 100 else jump / 2, 1.0), 200
-        )
-        assert abs(realised - rate) <= TOLERANCE
 
 
 @pytest.mark.parametrize("first", RATES)
@@ -173,12 +167,6 @@ def test_the_formulas_step_is_bounded() -> None:
 def test_the_threshold_falls_as_the_rate_rises(log_odds: list[float], one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert threshold(log_odds, high) <= threshold(log_odds, low) + 1e-9
-
-
-@given(st.floats(0.0, 1.0), st.floats(-500, 500))
-def test_the_wanted_rate_is_a_rate_and_the_target_where_no_error_accumulated(rate: float, error: float) -> None:
-    assert 0.0 <= wanted_rate(rate, error) <= 1.0
-    assert wanted_rate(rate, 0.0) == rate
 
 
 ANSWERS = st.lists(st.tuples(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), st.booleans()), max_size=60)

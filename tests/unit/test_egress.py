@@ -17,8 +17,8 @@ from edge.answering.draft import AnswerRecorder
 from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
-from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json, reading_sent
-from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
+from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json
+from edge.core.errors import CoordinatorUnavailable, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
@@ -190,20 +190,6 @@ def test_what_is_too_old_or_too_much_is_dropped_and_told(tmp_path: Path) -> None
         SentLog(state.database, clock, Keep(days=1, entries=3)).write(one)
         assert SentReader(state.database).dropped().entries == 5 + 7
         assert [entry.id for entry in SentReader(state.database).entries(Choice(limit=9))] == [15, 14, 13]
-
-
-def test_pages_of_the_listing_follow_one_another(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        log = SentLog(state.database, ManualClock(), Keep())
-        for _ in range(5):
-            log.write(EgressRequest("inquiry", "w", "GetBudget", b"x"))
-        first = SentReader(state.database).listing(Choice(limit=3))
-        rest = SentReader(state.database).listing(Choice(limit=3, before=first["next_before"]))
-        assert [entry["id"] for entry in [*first["sent"], *rest["sent"]]] == [5, 4, 3, 2, 1] and rest["next_before"] is None
-        with pytest.raises(NotFound):
-            SentReader(state.database).entry(9)
-        with reading_sent(tmp_path) as reader:
-            assert reader is not None and len(reader.entries(Choice())) == 5
 
 
 async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_coordinator_counts_as_before(

@@ -6,7 +6,6 @@ import pytest
 
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
-from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.cloud import RecordingAnswers
 from edge.evaluation.evaluate import EvalRoles
@@ -109,12 +108,3 @@ def test_better_answers_may_pay_though_each_costs_more() -> None:
 def test_where_answers_came_out_of_a_cache_tokens_are_compared() -> None:
     found = pairs(160, reply(True, 100, 0, cached=True), reply(True, 80, 40))
     assert (report_of(found).cost_unit, report_of(found).verdict) == ("tokens", "pays")
-
-
-def test_the_same_pairs_give_the_same_report() -> None:
-    found = pairs(30, reply(True), reply(False)) + pairs(30, reply(False), reply(True, 90))
-    assert report_of(found) == report_of(found)
-
-
-def test_hints_are_off_unless_somebody_sets_them() -> None:
-    assert AgentConfig().coordinator.hint_chars == 0

@@ -17,8 +17,6 @@ from edge.verifiers.sandbox.role import Limits, Sandbox
 from edge.verifiers.sandbox.session import run_whole
 from tests.shared_data import shared_data
 
-_SURVIVORS_AT_MOST = 0.2
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -69,12 +67,6 @@ def test_programs_that_return_nothing_fail(sandbox: Sandbox, problems: list[Prob
     assert [problem.name for problem, verdict in zip(chosen, found, strict=True) if verdict.passed] == []
 
 
-@pytest.mark.long
-def test_all_programs_that_return_nothing_fail(sandbox: Sandbox, problems: list[Problem]) -> None:
-    found = verdicts(sandbox, [(emptied(problem), problem.tests) for problem in problems], 20.0)
-    assert [problem.name for problem, verdict in zip(problems, found, strict=True) if verdict.passed] == []
-
-
 _FLIPPED = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Div: ast.Mult,
     ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
@@ -109,20 +101,7 @@ def _operators(tree: ast.AST, entry: str) -> Iterator[tuple[ast.AST, str, int | 
 def test_a_sample_of_mutants_is_caught(sandbox: Sandbox, problems: list[Problem]) -> None:
     made = [(mutant, problem.tests) for problem in problems[::8] for mutant in list(mutants(problem))[:2]]
     caught = sum(not verdict.passed for verdict in verdicts(sandbox, made, 1.5))
-    assert len(made) >= 20 and caught >= (1 - _SURVIVORS_AT_MOST) * len(made)
-
-
-@pytest.mark.long
-def test_nearly_all_mutants_are_caught_and_the_survivors_are_told(
-    sandbox: Sandbox, problems: list[Problem], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A survivor may be equivalent to the solution (`<` for `<=` where both give the same), or the data set's tests miss it."""
-    made = [(problem.name, mutant, problem.tests) for problem in problems for mutant in mutants(problem)]
-    found = verdicts(sandbox, [(mutant, tests) for _, mutant, tests in made], 3.0)
-    survivors = [name for (name, _, _), verdict in zip(made, found, strict=True) if verdict.passed]
-    with capsys.disabled():
-        print(f"\n{len(made)} mutants, {len(made) - len(survivors)} caught, survivors in: {sorted(set(survivors))}")
-    assert len(made) > 400 and len(survivors) <= _SURVIVORS_AT_MOST * len(made)
+    assert len(made) >= 20 and caught >= 0.8 * len(made), "a survivor may be equivalent to the solution"
 
 
 @pytest.mark.long

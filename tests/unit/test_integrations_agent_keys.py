@@ -119,19 +119,6 @@ def test_trl_refuses_what_it_would_pass_over_by_name_and_place(key, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", sorted(set(OTHER) - set(REFUSED_BY_TRL)))
-def test_trl_takes_what_it_follows(key, tmp_path):
-    resolve_run(trl_file(tmp_path, agent_with(key)))
-
-
-def test_an_option_that_trl_does_not_follow_is_named_as_it_was_given(tmp_path):
-    path = trl_file(tmp_path, {})
-    with pytest.raises(
-        ConfigError, match=r"^--set .*agent\.learning\.price_levels must be \[\], not \[0\.0, 1\.0\]: prompts tell"
-    ):
-        resolve_run(path, ("agent.learning.price_levels=[0,1]",))
-
-
 def verl_settings(agent: Mapping[str, Any], agent_file: Path | None = None) -> DagrpoSettings:
     section = {
         "run_id": "run",
@@ -155,13 +142,6 @@ def test_verl_refuses_what_it_would_pass_over_by_name_and_place(key):
     with pytest.raises(ConfigError, match=rf"^{place}{key} must be ") as refusal:
         verl_settings(agent_with(key)).agent_config()
     assert "\n" not in str(refusal.value)
-
-
-def test_verl_names_the_line_of_the_agents_file(tmp_path):
-    path = tmp_path / "agent.yaml"
-    path.write_text("learning:\n  unanimous_calls: skip\n")
-    with pytest.raises(ConfigError, match=rf"^{path}:2: learning\.unanimous_calls must be make, not skip: a worker sees one"):
-        verl_settings({}, path).agent_config()
 
 
 def test_what_holds_or_has_its_default_is_taken():

@@ -128,20 +128,6 @@ def _connection_of(ledger: Ledger) -> object:
     return ledger.tables.file.connection  # type: ignore[attr-defined]
 
 
-async def test_many_operations_share_commits(store: SqliteLedgerStore) -> None:
-    await asyncio.gather(*(store.reserve(reserve_request(f"k{number}")) for number in range(200)))
-    assert store.operations == 200
-    assert store.commits < 100
-
-
-async def test_a_refused_operation_does_not_touch_the_others_of_its_commit(path: Path, store: SqliteLedgerStore) -> None:
-    asked = [store.reserve(reserve_request(f"k{number}")) for number in range(3)]
-    asked += [store.settle(settlement("missing")), store.reserve(reserve_request("k9"))]
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
-    assert [isinstance(outcome, Reserved) for outcome in outcomes] == [True, True, True, False, True]
-    assert verify_file(path).ok
-
-
 async def test_a_locked_file_refuses_calls_and_recovers_when_it_is_free(path: Path, store: SqliteLedgerStore) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -172,13 +158,6 @@ async def test_a_full_disk_refuses_calls_changes_nothing_and_heals(path: Path, s
 async def test_a_removed_file_refuses_calls(path: Path, store: SqliteLedgerStore) -> None:
     path.unlink()
     with pytest.raises(CoordinatorUnavailable, match="cannot be written"):
-        await store.reserve(reserve_request())
-
-
-async def test_a_closed_store_refuses_calls_and_closes_again(store: SqliteLedgerStore) -> None:
-    await store.aclose()
-    await store.aclose()
-    with pytest.raises(CoordinatorUnavailable):
         await store.reserve(reserve_request())
 
 

@@ -118,13 +118,6 @@ def test_importance_weights_are_ratios_cut_at_the_cap_and_carry_no_gradient() ->
     assert not weights.requires_grad
 
 
-def test_equal_policies_have_no_mismatch() -> None:
-    scores = TokenScores(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 1.5]))
-    sums = mismatch_sums(scores, torch.tensor([-1.0, -2.0]), cap=2.0)
-    assert (sums.abs_diff, sums.kl, sums.clipped, sums.effective_sample_share) == (0.0, 0.0, 0, 1.0)
-    assert sums.per_token(sums.entropy) == 1.0
-
-
 def test_mismatch_of_known_ratios_is_as_computed_by_hand() -> None:
     scores = TokenScores(torch.log(torch.tensor([0.6, 0.1])), torch.zeros(2))
     sums = mismatch_sums(scores, torch.log(torch.tensor([0.2, 0.2])), cap=2.0)
