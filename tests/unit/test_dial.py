@@ -49,14 +49,24 @@ MODELS: dict[str, LogOdds] = {
 }
 
 
-def ask(dial: HelpDial, rng: random.Random, model: LogOdds, questions: int, start: int = 0, greedy_at: float = 0.7) -> float:
-    """The share that asked. The model asks where log-odds and bias exceed a margin that the dial does not know of."""
-    asks = 0
-    for number in range(start, start + questions):
+def ask(
+    dial: HelpDial,
+    rng: random.Random,
+    model: LogOdds,
+    questions: int,
+    margin: Callable[[random.Random], float] = lambda rng: 0.7,
+    at_once: int = 1,
+) -> float:
+    """The share that asked, with so many questions under way at once. The model asks where log-odds and bias exceed a margin that the
+    dial does not know of."""
+    asks, under_way = 0, []
+    for number in range(questions):
         setting, log_odds = dial.setting(), model(rng, number)
-        asked = log_odds is not None and log_odds + setting.bias > greedy_at
-        dial.answered(setting, asked, log_odds)
-        asks += asked
+        under_way.append((setting, log_odds is not None and log_odds + setting.bias > margin(rng), log_odds))
+        while len(under_way) >= (at_once if number + 1 < questions else 1):
+            answer = under_way.pop(0)
+            dial.answered(*answer)
+            asks += answer[1]
     return asks / questions
 
 
@@ -70,14 +80,8 @@ def test_from_a_cold_start_200_questions_realise_the_rate(model: str, rate: floa
 @pytest.mark.parametrize("rate", RATES)
 def test_a_model_that_draws_its_decision_is_steered_as_well(rate: float) -> None:
     for seed in range(12):
-        rng, dial, asks = random.Random(seed), HelpDial(rate), 0
-        for _ in range(200):
-            setting, log_odds = dial.setting(), rng.gauss(-6.0, 2.0)
-            logistic = rng.random()
-            asked = log_odds + setting.bias > -2.0 + 4.0 * logistic
-            dial.answered(setting, asked, log_odds)
-            asks += asked
-        assert abs(asks / 200 - rate) <= TOLERANCE
+        realised = ask(HelpDial(rate), random.Random(seed), MODELS["far below"], 200, lambda rng: rng.uniform(-2.0, 2.0))
+        assert abs(realised - rate) <= TOLERANCE
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -86,8 +90,9 @@ def test_a_warm_dial_asks_at_its_rate_from_the_first_questions(rate: float) -> N
     for seed in range(60):
         rng, dial = random.Random(seed), HelpDial(rate)
         dial.warm((0, rng.gauss(-8.0, 2.0)) for _ in range(100))
-        shares.append(ask(dial, rng, MODELS["far below"], 20, greedy_at=0.0))
-        assert abs((20 * shares[-1] + 180 * ask(dial, rng, MODELS["far below"], 180, greedy_at=0.0)) / 200 - rate) <= TOLERANCE
+        shares.append(ask(dial, rng, MODELS["far below"], 20, lambda rng: 0.0))
+        later = ask(dial, rng, MODELS["far below"], 180, lambda rng: 0.0)
+        assert abs((20 * shares[-1] + 180 * later) / 200 - rate) <= TOLERANCE
     assert abs(sum(shares) / len(shares) - rate) < 0.03
 
 
@@ -113,18 +118,8 @@ def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
 
 @pytest.mark.parametrize("rate", RATES)
 def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> None:
-    """Eight are always under way, so that the dial hears of each answer seven questions late."""
     for seed in range(12):
-        rng, dial, asks, under_way = random.Random(seed), HelpDial(rate), 0, []
-        for _ in range(200):
-            under_way.append((dial.setting(), rng.gauss(-8.0, 2.0)))
-            if len(under_way) == 8:
-                setting, log_odds = under_way.pop(0)
-                dial.answered(setting, log_odds + setting.bias > 0, log_odds)
-        for setting, log_odds in under_way:
-            dial.answered(setting, log_odds + setting.bias > 0, log_odds)
-        asks = dial.snapshot().asked
-        assert abs(asks / 200 - rate) <= 0.05
+        assert abs(ask(HelpDial(rate), random.Random(seed), MODELS["far below"], 200, at_once=8) - rate) <= 0.05
 
 
 def test_answers_for_which_asking_was_impossible_are_seen_and_not_counted() -> None:

@@ -75,16 +75,6 @@ def test_a_step_whose_base_was_left_changes_nothing() -> None:
     assert line.after_step(5, 4, "promoted") is line
 
 
-def test_refusals_in_a_row_take_training_back_and_a_promotion_forgets_them() -> None:
-    line = Lineage(4, 4)
-    for step in (5, 6):
-        line = line.after_step(step, line.latest, "refused", max_refusals=3)
-        assert (line.latest, line.serving) == (step, 4)
-    assert line.after_step(7, 6, "promoted").refusals == 0
-    back = line.after_step(7, 6, "refused", max_refusals=3)
-    assert (back.latest, back.serving, back.refusals) == (4, 4, 0)
-
-
 @given(st.lists(st.sampled_from(["waits", "promoted", "refused"]), max_size=30), st.integers(1, 4), st.integers(1, 4))
 def test_training_never_stands_before_what_serves_and_few_versions_are_kept(
     outcomes: list[str], max_refusals: int, keep: int
