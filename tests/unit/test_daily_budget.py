@@ -112,20 +112,6 @@ async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder)
     assert budget.today().calls == 0
 
 
-async def test_nothing_may_be_spent_where_the_limit_is_zero(state: StateFolder) -> None:
-    for limits in (DailyLimits(calls=0), DailyLimits(spend_uusd=0)):
-        paid = PaidClient(5)
-        assert await asked(limited(paid, DailyBudget(state, ManualClock(), limits)), [call(1)]) == [False]
-        assert paid.asked == []
-
-
-async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder) -> None:
-    paid = PaidClient(10)
-    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=35)))
-    assert (await asked(asking, [call(number) for number in range(8)])).count(True) == 3
-    assert len(paid.asked) == 3
-
-
 @settings(max_examples=60, deadline=None)
 @given(prices=st.lists(st.integers(0, 20), min_size=1, max_size=30), limit=st.integers(0, 60), at_once=st.integers(1, 6))
 async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_under_way_are_dearer(

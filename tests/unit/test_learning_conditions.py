@@ -75,31 +75,30 @@ def state(tmp_path: Path) -> Iterator[StateFolder]:
 
 
 @pytest.mark.parametrize(
-    ("readings", "told"),
+    ("readings", "figure"),
     [
-        (Readings(), ""),
-        (MAINS, ""),
-        (BATTERY, "on battery"),
-        (replace(MAINS, battery_percent=12.4), "battery at 12 %, below 20 %"),
-        (replace(MAINS, temperature_c=97.6), "hot: 98 °C, above 90 °C"),
-        (replace(MAINS, temperature_c=90.0), ""),
-        (replace(MAINS, other_load=0.62), "other programs use 62 % of the processors"),
+        (BATTERY, "battery"),
+        (replace(MAINS, battery_percent=12.4), "12 %"),
+        (replace(MAINS, temperature_c=97.6), "98 °C"),
+        (replace(MAINS, other_load=0.62), "62 %"),
     ],
 )
-def test_the_first_limit_that_is_not_kept_is_told(readings: Readings, told: str) -> None:
-    assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == told
+def test_a_limit_that_is_not_kept_is_named_with_what_was_read(readings: Readings, figure: str) -> None:
+    assert figure in reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9)
 
 
-def test_what_is_not_limited_holds_nothing_back() -> None:
+def test_what_keeps_the_limits_or_is_not_limited_or_not_known_holds_nothing_back() -> None:
     free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
     assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
+    for readings in (Readings(), MAINS, replace(MAINS, temperature_c=90.0)):
+        assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == ""
 
 
 def test_hours_go_over_midnight() -> None:
     assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
     assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
     assert all(within_hours(hour, 0, 24) and within_hours(hour, 5, 5) for hour in range(24))
-    assert reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9) == "not between 22 and 7 o'clock"
+    assert "between 22 and 7" in reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9)
 
 
 def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:

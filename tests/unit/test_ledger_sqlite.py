@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import resource
 import signal
 import sqlite3
@@ -22,7 +21,7 @@ from coordinator.ledger.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, R
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
-from tests.unit.ledger_requests import HOLD, NOW, ROOMY, open_request, reserve_request, settlement
+from tests.unit.ledger_requests import HOLD, NOW, ROOMY, reserve_request, settlement
 
 CRASHING = """
 import asyncio, os, sys
@@ -80,18 +79,6 @@ async def test_what_was_acknowledged_survives_kill_nine_and_open_holds_become_in
     assert (fleet.reserved, fleet.committed) == (Amount(), Amount(20, 5 * 100 + 15 * HOLD.tokens, 5 * 300 + 15 * HOLD.uusd))
     await store.aclose()
     assert verify_file(path).ok
-
-
-async def test_a_clean_restart_keeps_everything_and_starts_a_new_epoch(path: Path, store: SqliteLedgerStore) -> None:
-    await store.open_step(open_request())
-    await store.reserve(reserve_request())
-    await store.aclose()
-    again = await SqliteLedgerStore.open(path, NOW + 1.0)
-    assert (await again.get_call("d1", "k1")).state is CallState.IN_DOUBT
-    assert (await again.open_step(open_request())).dual == 0.5
-    await again.aclose()
-    with open_read_only(path) as rows:
-        assert [json.loads(entry.body)["epoch"] for entry in rows.journal_after(0) if entry.kind == "epoch"] == [1, 2]
 
 
 async def test_a_second_opener_is_refused_in_one_line(path: Path, store: SqliteLedgerStore) -> None:
