@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -97,9 +99,6 @@ def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text
     made = [similar_question("Are 18 kg 9 lb?", random.Random(n), ["mill"], lambda word: (len(word),)) for n in range(99)]
     assert {one.split()[1] == "18" for one in made} == {one.split()[3] == "9" for one in made} == {True, False}
     assert {"mill" in one for one in made} == {True, False}
-    assert similar_question("Where is it?", random.Random(seed), ["mill"], lambda word: (len(word),)) in (
-        "mill is it?", "Where mill it?", "mill mill it?", "Where is mill?", "mill is mill?", "Where mill mill?", "mill mill mill?",
-    )  # fmt: skip
 
 
 def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> None:
@@ -108,14 +107,14 @@ def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> No
     ]  # fmt: skip
 
 
-def ignorant(world: World, known: set[int] = frozenset()) -> World:  # type: ignore[assignment]
+def ignorant(world: World, known: Collection[int] = ()) -> World:
     """A model that is wrong on every question but those about these numbers."""
 
-    def script(messages: object, sampling: object, seed: int) -> str:
-        number = number_in(messages[-1].content)  # type: ignore[index]
+    def script(messages: Any, sampling: Any, seed: int) -> str:
+        number = number_in(messages[-1].content)
         return local_answer(number + 1 if number in known else 999)
 
-    world.script = script  # type: ignore[assignment]
+    world.script = script
     return world
 
 
@@ -147,12 +146,12 @@ async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
     corrected(tmp_path / "state", 1)
 
-    def sure(messages: object, sampling: object, seed: int) -> str:
+    def sure(messages: Any, sampling: Any, seed: int) -> str:
         """Wrong where it is corrected, unsure of even numbers, and of odd ones sure of some answer."""
-        number = number_in(messages[-1].content)  # type: ignore[index]
-        return local_answer(999 if "What is 1 + 1?" in messages[-1].content else 1000 + number if number % 2 else seed)  # type: ignore[index]
+        number = number_in(messages[-1].content)
+        return local_answer(999 if "What is 1 + 1?" in messages[-1].content else 1000 + number if number % 2 else seed)
 
-    world.script = sure  # type: ignore[assignment]
+    world.script = sure
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         kept = kept_questions(world)
@@ -217,13 +216,13 @@ async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) 
     world.skills = ("skill",)
     half = world.script
 
-    def script(messages: object, sampling: object, seed: int) -> str:
+    def script(messages: Any, sampling: Any, seed: int) -> str:
         """Right on the even ones of the skill's questions."""
-        number = number_in(messages[-1].content)  # type: ignore[index]
-        skilled = number > 10_000 and not sampling.exact and number % 2 == 0  # type: ignore[attr-defined]
-        return local_answer(number + 1) if skilled else half(messages, sampling, seed)  # type: ignore[arg-type]
+        number = number_in(messages[-1].content)
+        skilled = number > 10_000 and not sampling.exact and number % 2 == 0
+        return local_answer(number + 1) if skilled else half(messages, sampling, seed)
 
-    world.script = script  # type: ignore[assignment]
+    world.script = script
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
     (learner,) = world.learners

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.agent import Agent
 from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
 from edge.core.types import Message
@@ -201,21 +202,22 @@ def asks_at(log_odds: float):  # type: ignore[no-untyped-def]
     )
 
 
+async def answer(agent: Agent, times: int, task: str | None = None) -> None:
+    for _ in range(times):
+        await agent.answerer.answer(AnswerRequest(QUESTION, task=task))
+
+
 async def test_every_task_has_its_own_dial_and_a_rate_for_all_replaces_them(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
         agent.budgets.set_dial(0.4, "code")
         assert (agent.budgets.dial("code").target_rate, agent.budgets.dial("math").target_rate) == (0.4, None)
-        for _ in range(50):
-            await agent.answerer.answer(AnswerRequest(QUESTION, task="code"))
+        await answer(agent, 50, "code")
         assert abs((agent.budgets.dial("code").realised_rate or 0) - 0.4) < 0.1
         assert agent.budgets.dial("math").questions == 0
         agent.budgets.set_dial(0.2)
-        assert (
-            agent.budgets.dial("code").target_rate,
-            agent.budgets.dial("math").target_rate,
-            agent.budgets.dial("code").own,
-        ) == (0.2, 0.2, False)
+        assert [agent.budgets.dial(task).target_rate for task in ("code", "math")] == [0.2, 0.2]
+        assert not agent.budgets.dial("code").own
         for rate in (1.2, -0.1, float("nan")):
             with pytest.raises(UsageError, match=r"\[0, 1\]"):
                 agent.budgets.set_dial(rate)
@@ -225,8 +227,7 @@ async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_en
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
         agent.budgets.set_dial(0.4)
-        for _ in range(9):
-            await agent.answerer.answer(AnswerRequest(QUESTION))
+        await answer(agent, 9)
         with reading(tmp_path / "state") as state:  # what a kill would leave, while the agent is still open
             assert state is not None
             [kept] = stored_dials(state, None)
@@ -242,8 +243,7 @@ async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_en
 async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        for _ in range(5):
-            await agent.answerer.answer(AnswerRequest(QUESTION, task="code"))
+        await answer(agent, 5, "code")
     with StateFolder(tmp_path / "state") as state:
         with state.database as database:
             database.execute("DELETE FROM dials")
@@ -272,8 +272,7 @@ async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_
         world = World(tmp_path / str(number), script=asks_at(-1.0), dial=0.3)
         world.client.fail_next("stream_complete", error, times=1000)
         async with world.agent() as agent:
-            for _ in range(60):
-                await agent.answerer.answer(AnswerRequest(QUESTION))
+            await answer(agent, 60)
             assert abs((agent.budgets.dial().realised_rate or 0.0) - 0.3) < 0.08
         assert world.client.calls == []
 
@@ -281,12 +280,10 @@ async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_
 async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0), dial=0.3)
     async with world.agent() as agent:
-        for _ in range(30):
-            await agent.answerer.answer(AnswerRequest(QUESTION))
+        await answer(agent, 30)
         before = agent.budgets.dial()
         agent.budgets.pause_cloud(True)
-        for _ in range(30):
-            await agent.answerer.answer(AnswerRequest(QUESTION))
+        await answer(agent, 30)
         after = agent.budgets.dial()
         assert (after.questions, after.asked) == (before.questions, before.asked)
         assert after.known_log_odds == before.known_log_odds + 30

@@ -32,6 +32,7 @@ FOLDERS = (
     "tools/simulate",
 )
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md") if path.name not in ("LOG.md", "REPORT.md"))
+PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 PROGRAMS: dict[str, Any] = {
     "edge-agent": typer.main.get_command(app),
     "edge-coordinator": typer.main.get_command(coordinator_app),
@@ -66,6 +67,12 @@ def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
             assert fragment in anchors(path), f"{name(page)} links to {target}#{fragment}"
 
 
+@pytest.mark.parametrize("page", [page for page in PRESENT if page.name != "DECISIONS.md"], ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 def quoted_commands(page: str) -> list[str]:
     """Every `edge-agent ...` and `edge-coordinator ...` of a page's code spans and shell blocks, without comment and redirection."""
     shell = "\n".join([*blocks(page, "sh"), *indented_code(page)]).replace("\\\n", " ").splitlines()
@@ -88,7 +95,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+@pytest.mark.parametrize("page", PRESENT, ids=name)
 def test_quoted_commands_and_their_options_exist(page: Path) -> None:
     for quoted in quoted_commands(page.read_text(encoding="utf-8")):
         command, rest = command_of(shlex.split(quoted))

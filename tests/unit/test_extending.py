@@ -29,11 +29,6 @@ def example(begins_with: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("path", sorted({path for path in re.findall(r"`([a-z]+/[\w/]+\.py)`", PAGE) if "NAME" not in path}))
-def test_a_file_that_the_page_names_exists(path: str) -> None:
-    assert (ROOT / path).is_file()
-
-
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.splitlines()[0])
 def test_an_example_is_python(text: str) -> None:
     compile(text, "extending.md", "exec")
