@@ -55,7 +55,7 @@ def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCall
 
 
 @pytest.fixture
-def state(tmp_path: Path):  # type: ignore[no-untyped-def]
+def state(tmp_path: Path):
     with StateFolder(tmp_path) as folder:
         yield folder
 

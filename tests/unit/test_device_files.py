@@ -159,7 +159,7 @@ LINK = "link: {name: a, rtt_ms: 1, up_mbit_per_s: 1, down_mbit_per_s: 1"
         (load_device, "device: {throttle_share: 1.5}", "device.throttle_share"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused_at_its_line(load, text: str, named: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_that_contradicts_itself_is_refused_at_its_line(load, text: str, named: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(f"{text}\n")
     with pytest.raises(ConfigError, match=rf"^{file}:1: .*{named}"):

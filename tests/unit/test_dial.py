@@ -123,15 +123,6 @@ def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> 
         assert abs(ask(HelpDial(rate), random.Random(seed), MODELS["far below"], 200, at_once=8) - rate) <= 0.05
 
 
-def test_answers_for_which_asking_was_impossible_are_seen_and_not_counted() -> None:
-    dial = HelpDial(0.3)
-    for number in range(50):
-        dial.seen(float(number % 10))
-    snapshot = dial.snapshot()
-    assert (snapshot.questions, snapshot.realised_rate, snapshot.known_log_odds) == (0, None, 50)
-    assert -7.5 < dial.setting().bias < -5.5
-
-
 def test_log_odds_of_another_adapter_serve_only_until_there_are_enough_of_the_one_in_use() -> None:
     dial = HelpDial(0.5)
     dial.warm((1, -10.0 + number / 100) for number in range(60))
@@ -195,7 +186,7 @@ def test_any_steady_model_is_held_to_its_rate(rate: float, seed: int, mean: floa
 QUESTION = (Message("user", "What is 4 + 1?"),)
 
 
-def asks_at(log_odds: float):  # type: ignore[no-untyped-def]
+def asks_at(log_odds: float):
     """A model whose decision follows the bias; the scripted engine makes up ±2 as its log-odds."""
     return lambda messages, sampling, seed: (
         local_answer(5) if sampling.suppress_help or log_odds + sampling.help_bias <= 0 else HELP

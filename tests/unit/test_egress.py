@@ -53,7 +53,7 @@ class Egress:
         self.client = EgressClient(client, REGISTRY, self.log)
 
     def entries(self, **choice: object):
-        return SentReader(self.state.database).entries(Choice(**choice))  # type: ignore[arg-type]
+        return SentReader(self.state.database).entries(Choice(**choice))
 
     def payload(self, number: int) -> bytes:
         return SentReader(self.state.database).entry(number)[1]
@@ -201,7 +201,7 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason(tmp_path:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(4) if sampling.suppress_help else HELP)
     inner = world.client
     with StateFolder(tmp_path / "sent") as sent:
-        world.client = EgressClient(inner, REGISTRY, SentLog(sent.database, world.clock, Keep()))  # type: ignore[assignment]
+        world.client = EgressClient(inner, REGISTRY, SentLog(sent.database, world.clock, Keep()))
         async with world.agent() as agent:
             record = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
     assert record.source == "local-fallback" and "never-send rule 1" in record.reason

@@ -21,6 +21,6 @@ def test_what_the_cloud_refuses_for_good_is_not_asked_again_by_clients(
     reason: str, cause: str, status: int, code: str, headers: dict[str, str]
 ) -> None:
     error = from_status(to_status(CoordinatorUnavailable("not answered", reason=reason, metadata={"cause": cause})))
-    problem = problem_of(error)  # type: ignore[arg-type]
+    problem = problem_of(error)
     assert (problem.status, problem.code) == (status, code)
     assert {name: value for name, value in problem.headers.items() if name == "x-should-retry"} == headers

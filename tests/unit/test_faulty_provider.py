@@ -64,28 +64,6 @@ async def test_the_same_seed_and_request_meet_the_same_fate_in_any_order() -> No
     assert fates != elsewhere
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "executed", "billed"),
-    [
-        ("refuse", "refused", False, False),
-        ("busy", "http_429", False, False),
-        ("rejected", "http_400", False, False),
-        ("timeout_before", "deadline", None, False),
-        ("timeout_after", "deadline", None, True),
-        ("cut", "cut", None, True),
-        ("garbage", "garbage", True, True),
-    ],
-)
-@in_virtual_time
-async def test_a_fault_seems_and_is_what_its_name_says(fault: str, kind: str, executed: bool | None, billed: bool) -> None:
-    provider = FaultyProvider(3, FaultRates(**{fault: 1.0}), latency_s=LATENCY_S)
-    failed = await fate(provider, asks())
-    assert not isinstance(failed, ProviderResult)
-    assert failed[:2] == (kind, executed)
-    assert (provider.log[0].billed is not None) is billed
-    assert (failed[2] is not None) is (fault == "busy")
-
-
 @pytest.mark.parametrize("seed", range(3))
 @in_virtual_time
 async def test_whatever_upstreams_do_the_ledger_is_whole_and_never_below_the_bill(seed: int) -> None:

@@ -34,8 +34,8 @@ def test_few_rows_are_bound_by_reading_the_weights() -> None:
 def test_a_step_of_a_run_has_no_more_rows_than_responses() -> None:
     measure = StepMeasure(DEVICE, MODEL, most_rows=64)
     counts = {"prompts": 2, "responses": 16, "prompt_tokens": 320.0, "response_tokens": 128.0, "dropped_share": 0.25}
-    assert measure.floor(**counts) == step_floor(DEVICE, MODEL, replace(WORK, rows=16))  # type: ignore[arg-type]
-    assert replace(measure, most_rows=8).floor(**counts) == step_floor(DEVICE, MODEL, WORK)  # type: ignore[arg-type]
+    assert measure.floor(**counts) == step_floor(DEVICE, MODEL, replace(WORK, rows=16))
+    assert replace(measure, most_rows=8).floor(**counts) == step_floor(DEVICE, MODEL, WORK)
 
 
 def test_a_step_that_sampled_nothing_has_no_floor() -> None:

@@ -25,7 +25,7 @@ from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import HELP, World, local_answer
 
 
-def asks_unless_suppressed(messages, sampling, seed):  # type: ignore[no-untyped-def]
+def asks_unless_suppressed(messages, sampling, seed):
     return local_answer(3) if sampling.suppress_help else HELP
 
 
@@ -35,7 +35,7 @@ def fill(agent: Agent, full: bool = True) -> None:
 
 
 def question(**options: object) -> AnswerRequest:
-    return AnswerRequest((Message("user", "What is 4 + 1?"),), **options)  # type: ignore[arg-type]
+    return AnswerRequest((Message("user", "What is 4 + 1?"),), **options)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_the_answer_comes_from_this_device_and_no_call_leaves_that_cannot_
 
 async def test_a_disk_that_fills_while_the_cloud_answers_leaves_its_call_to_be_settled(world: World) -> None:
     async with world.agent() as agent:
-        world.client._answer = lambda call: fill(agent) or "\\boxed{5}"  # type: ignore[func-returns-value]
+        world.client._answer = lambda call: fill(agent) or "\\boxed{5}"
         record = await agent.answerer.answer(question())
         assert await agent.access.unconfirmed.settle() == 0
         fill(agent, False)

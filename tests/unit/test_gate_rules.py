@@ -81,7 +81,7 @@ def test_training_never_stands_before_what_serves_and_few_versions_are_kept(
 ) -> None:
     line, promoted = Lineage(0, 0), [0]
     for step, outcome in enumerate(outcomes, 1):
-        line = line.after_step(step, line.latest, outcome, max_refusals=max_refusals, keep=keep)  # type: ignore[arg-type]
+        line = line.after_step(step, line.latest, outcome, max_refusals=max_refusals, keep=keep)
         promoted += [step] * (outcome == "promoted")
         assert line.serving == promoted[-1] <= line.latest
         assert line.refusals < max_refusals

@@ -65,7 +65,7 @@ class Waiting:
         return [(seconds, str(reason)) for seconds, reason in rows]
 
     def told(self) -> list[str]:
-        return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]  # type: ignore[attr-defined]
+        return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]
 
 
 @pytest.fixture

@@ -77,16 +77,6 @@ def _groups() -> list[TrainingGroup]:
     return [TrainingGroup((1, 2), first, 1.0), TrainingGroup((1,), second, 1.0), TrainingGroup((5, 6, 7), third, 0.5)]
 
 
-def test_loss_is_the_weighted_sum_over_tokens_averaged_over_all_prompts() -> None:
-    logprob = {3: -1.1, 4: -1.9, 5: -0.4, 7: -2.5, 8: -2.2, 2: -1.7}
-    rows = live_rows(_groups())
-    targets = targets_of(rows, CPU)
-    logprobs = torch.tensor([logprob[int(token)] for token in targets.ids_N])
-    loss = policy_loss(logprobs, targets.coefficients_N, torch.ones(len(logprobs)))
-    expected = -(1 / 3) * (1.0 * (0.75 * (-1.1 - 1.9 - 0.4) - 0.75 * -2.5) + 0.5 * -0.5 * (-2.2 - 1.7))
-    assert float(loss) == pytest.approx(expected)
-
-
 def test_gradient_of_the_loss_is_the_advantage_weighted_sum_of_score_functions() -> None:
     rows = live_rows(_groups())
     targets = targets_of(rows, CPU)
