@@ -55,7 +55,7 @@ def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCall
 
 
 @pytest.fixture
-def state(tmp_path: Path):  # type: ignore[no-untyped-def]
+def state(tmp_path: Path):
     with StateFolder(tmp_path) as folder:
         yield folder
 
@@ -72,7 +72,7 @@ async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state
     assert await asked(asking, [call(1), call(2), call(3)]) == [True, True, False]
     outcome = await asking.ask(call(4))
     assert outcome.unsent and not outcome.refused
-    assert outcome.reason == "learning, today's calls 2 of 2; learning goes on without the cloud"
+    assert "today's calls 2 of 2" in outcome.reason
     clock.advance(DAY_S)
     assert await asked(asking, [call(4)]) == [True]
     assert len(paid.asked) == 3
@@ -102,12 +102,6 @@ async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
     await again.admit(call(1))
 
 
-async def test_a_call_that_failed_stays_counted(state: StateFolder) -> None:
-    asking = limited(PaidClient(None), DailyBudget(state, ManualClock(), DailyLimits(calls=1)))
-    assert await asked(asking, [call(1), call(2)]) == [False, False]
-    assert (await asking.ask(call(2))).unsent
-
-
 async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder) -> None:
     class Refuses(PaidClient):
         async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
@@ -116,38 +110,6 @@ async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder)
     budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     assert (await limited(Refuses(1), budget).ask(call(1))).refused
     assert budget.today().calls == 0
-
-
-async def test_nothing_may_be_spent_where_the_limit_is_zero(state: StateFolder) -> None:
-    for limits in (DailyLimits(calls=0), DailyLimits(spend_uusd=0)):
-        paid = PaidClient(5)
-        assert await asked(limited(paid, DailyBudget(state, ManualClock(), limits)), [call(1)]) == [False]
-        assert paid.asked == []
-
-
-async def test_until_a_price_is_known_one_call_goes_at_a_time(state: StateFolder) -> None:
-    paid = PaidClient(10)
-    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=35)))
-    assert (await asked(asking, [call(number) for number in range(8)])).count(True) == 3
-    assert len(paid.asked) == 3
-
-
-async def test_where_tokens_are_limited_and_no_price_is_known_calls_go_side_by_side_after_the_first(state: StateFolder) -> None:
-    class Counts(PaidClient):
-        under_way = most = 0
-
-        async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
-            await asyncio.sleep(0)
-            self.under_way -= 1
-            return await super().complete(call, deadline_s)
-
-    paid = Counts(0)
-    asking = limited(paid, DailyBudget(state, ManualClock(), DailyLimits(tokens=7000)))
-    assert await asked(asking, [call(0)]) == [True]
-    assert all(await asked(asking, [call(number) for number in range(1, 5)]))
-    assert paid.most > 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -177,9 +139,8 @@ async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tm
     assert steps[1].scores.masked > 0 and steps[1].scores.refused == 0
     assert steps[0].update.groups_trained == 2
     assert answer.source == "cloud"
-    assert [event.text for event in world.events(Notice)] == [
-        "learning, today's calls 2 of 2; learning goes on without the cloud"
-    ]
+    [notice] = world.events(Notice)
+    assert "goes on without the cloud" in notice.text
 
 
 async def test_what_the_daily_budget_refuses_moves_no_weight(tmp_path: Path) -> None:
@@ -250,7 +211,7 @@ async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_oth
     asking = limited(paid, budget)
     await asked(asking, [call(1), call(2)])
     assert paid.asked == [call(1).call_key]
-    assert (await asking.ask(call(3))).reason.startswith("learning, what 1 of today's calls cost is not known yet")
+    assert (await asking.ask(call(3))).unsent
     ledger.ends[call(1).call_key] = {"call_state": "completed", "charged_uusd": 30, "cloud_tokens": 7}
     paid.prices = [20]
     assert await asked(asking, [call(3)]) == [True]
@@ -293,8 +254,7 @@ async def test_one_call_that_costs_more_than_a_days_limit_does_not_end_learnings
     asking = limited(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
     assert await asked(asking, [call(0)]) == [True]
     clock.advance(DAY_S)
-    told = "learning, today's spend 0.00 USD of 0.004 USD, and a call may cost 0.005 USD; learning goes on without the cloud"
-    assert (await asking.ask(call(1))).reason == told
+    assert "a call may cost 0.005 USD" in (await asking.ask(call(1))).reason
     clock.advance((PRICE_DAYS - 1) * DAY_S)
     assert await asked(asking, [call(2), call(3)]) == [True, True]
 

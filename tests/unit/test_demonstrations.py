@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,20 +41,6 @@ OWN = OwnUseRules(share=0.5, passes=2)
 @pytest.mark.parametrize(
     ("item", "final"),
     [
-        (ITEM, "5"),
-        (replace(ITEM, kind=AnswerKind.CHOICE, answer="green", options=("red", "green")), "B"),
-        (replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green")), "A"),
-        (
-            replace(
-                ITEM,
-                kind=AnswerKind.CHOICE,
-                question="Which?\n1) dog\n2) green\n3) car",
-                answer="2",
-                options=("dog", "green", "car"),
-            ),
-            "B",
-        ),
-        (replace(ITEM, kind=AnswerKind.TEXT, answer="Rex"), "Rex"),
         (replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("Tom", "Rex")).to_json()), "Rex"),
         (
             replace(ITEM, kind=AnswerKind.FEEDBACK, answer=OwnKey("text", ("a long walk\nhome",), closed=False).to_json()),
@@ -61,7 +49,7 @@ OWN = OwnUseRules(share=0.5, passes=2)
         (replace(ITEM, solution=given_answer("a long walk\nhome", short=False)), "a long walk\nhome"),
     ],
 )
-def test_a_given_answer_is_a_well_formed_response_with_that_answer(item: TaskItem, final: str) -> None:
+def test_a_correction_and_a_worked_solution_are_well_formed_responses_with_that_answer(item: TaskItem, final: str) -> None:
     text = demonstration(item)
     verdict = check_format(text, item.max_steps)
     assert verdict.ok and not verdict.asks_help
@@ -86,8 +74,9 @@ def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_call
     path = tmp_path / "own.jsonl"
     path.write_text(line)
     (item,) = read_items(path)
-    assert final_answer(demonstration(item)) == final
-    assert VerifierByKind().is_correct(item, demonstration(item))
+    text = demonstration(item)
+    assert check_format(text, item.max_steps).ok and final_answer(text) == final
+    assert VerifierByKind().is_correct(item, text)
 
 
 def test_tests_of_a_program_and_an_unjudged_question_demonstrate_nothing() -> None:
@@ -110,9 +99,6 @@ def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text
     made = [similar_question("Are 18 kg 9 lb?", random.Random(n), ["mill"], lambda word: (len(word),)) for n in range(99)]
     assert {one.split()[1] == "18" for one in made} == {one.split()[3] == "9" for one in made} == {True, False}
     assert {"mill" in one for one in made} == {True, False}
-    assert similar_question("Where is it?", random.Random(seed), ["mill"], lambda word: (len(word),)) in (
-        "mill is it?", "Where mill it?", "mill mill it?", "Where is mill?", "mill is mill?", "Where mill mill?", "mill mill mill?",
-    )  # fmt: skip
 
 
 def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> None:
@@ -121,14 +107,14 @@ def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> No
     ]  # fmt: skip
 
 
-def ignorant(world: World, known: set[int] = frozenset()) -> World:  # type: ignore[assignment]
+def ignorant(world: World, known: Collection[int] = ()) -> World:
     """A model that is wrong on every question but those about these numbers."""
 
-    def script(messages: object, sampling: object, seed: int) -> str:
-        number = number_in(messages[-1].content)  # type: ignore[index]
+    def script(messages: Any, sampling: Any, seed: int) -> str:
+        number = number_in(messages[-1].content)
         return local_answer(number + 1 if number in known else 999)
 
-    world.script = script  # type: ignore[assignment]
+    world.script = script
     return world
 
 
@@ -160,12 +146,12 @@ async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
     corrected(tmp_path / "state", 1)
 
-    def sure(messages: object, sampling: object, seed: int) -> str:
+    def sure(messages: Any, sampling: Any, seed: int) -> str:
         """Wrong where it is corrected, unsure of even numbers, and of odd ones sure of some answer."""
-        number = number_in(messages[-1].content)  # type: ignore[index]
-        return local_answer(999 if "What is 1 + 1?" in messages[-1].content else 1000 + number if number % 2 else seed)  # type: ignore[index]
+        number = number_in(messages[-1].content)
+        return local_answer(999 if "What is 1 + 1?" in messages[-1].content else 1000 + number if number % 2 else seed)
 
-    world.script = sure  # type: ignore[assignment]
+    world.script = sure
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         kept = kept_questions(world)
@@ -230,29 +216,18 @@ async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) 
     world.skills = ("skill",)
     half = world.script
 
-    def script(messages: object, sampling: object, seed: int) -> str:
+    def script(messages: Any, sampling: Any, seed: int) -> str:
         """Right on the even ones of the skill's questions."""
-        number = number_in(messages[-1].content)  # type: ignore[index]
-        skilled = number > 10_000 and not sampling.exact and number % 2 == 0  # type: ignore[attr-defined]
-        return local_answer(number + 1) if skilled else half(messages, sampling, seed)  # type: ignore[arg-type]
+        number = number_in(messages[-1].content)
+        skilled = number > 10_000 and not sampling.exact and number % 2 == 0
+        return local_answer(number + 1) if skilled else half(messages, sampling, seed)
 
-    world.script = script  # type: ignore[assignment]
+    world.script = script
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
     (learner,) = world.learners
     right = {one.token_ids for one in learner.kept[0]}
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
-
-
-async def test_practice_is_not_imitated_and_answers_that_are_known_are_kept_up_by_one_update(tmp_path: Path) -> None:
-    world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={1, 2})
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
-        practice, own = agent.steps()
-    (learner,) = world.learners
-    assert [len(some) for some in learner.demonstrations] == [2]
-    assert learner.most == [1]
-    assert (practice.update.imitation_updates, own.update.imitation_updates, own.update.demonstrations) == (0, 1, 0)
 
 
 async def test_switched_off_nothing_is_imitated(tmp_path: Path) -> None:

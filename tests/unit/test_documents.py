@@ -18,10 +18,8 @@ from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.tasks.jsonl import read_items
-from edge.tasks.practice import PracticeSource
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text(encoding="utf-8")
 FOLDERS = (
     "",
@@ -34,6 +32,7 @@ FOLDERS = (
     "tools/simulate",
 )
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md") if path.name not in ("LOG.md", "REPORT.md"))
+PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 PROGRAMS: dict[str, Any] = {
     "edge-agent": typer.main.get_command(app),
     "edge-coordinator": typer.main.get_command(coordinator_app),
@@ -42,6 +41,10 @@ PROGRAMS: dict[str, Any] = {
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def indented_code(page: str) -> list[str]:
+    return [line.strip() for line in page.splitlines() if line.startswith("    ")]
 
 
 def anchors(page: Path) -> set[str]:
@@ -64,9 +67,15 @@ def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
             assert fragment in anchors(path), f"{name(page)} links to {target}#{fragment}"
 
 
+@pytest.mark.parametrize("page", [page for page in PRESENT if page.name != "DECISIONS.md"], ids=name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 def quoted_commands(page: str) -> list[str]:
     """Every `edge-agent ...` and `edge-coordinator ...` of a page's code spans and shell blocks, without comment and redirection."""
-    shell = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
+    shell = "\n".join([*blocks(page, "sh"), *indented_code(page)]).replace("\\\n", " ").splitlines()
     spans = re.findall(r"`((?:edge-agent|edge-coordinator) [^`]*)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
     found = [line[line.index("edge-") :] for line in shell if re.search(r"(^|\| |/)edge-(agent|coordinator) ", line)]
     return [re.split(r" #| > | < | \| ", command)[0] for command in [*spans, *found]]
@@ -86,7 +95,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
+@pytest.mark.parametrize("page", PRESENT, ids=name)
 def test_quoted_commands_and_their_options_exist(page: Path) -> None:
     for quoted in quoted_commands(page.read_text(encoding="utf-8")):
         command, rest = command_of(shlex.split(quoted))
@@ -104,39 +113,23 @@ def test_every_command_of_the_agent_is_on_the_page_of_commands() -> None:
     ] == []
 
 
-def test_the_numbers_in_the_readme_are_those_of_the_results() -> None:
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    numbers = re.findall(r"\d\d\.\d ± \d\.\d", README)
-    assert len(numbers) == 12
-    assert [number for number in numbers if number not in results] == []
+@pytest.mark.parametrize(
+    ("page", "schema"),
+    [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", CoordinatorConfig)],
+)
+def test_the_configuration_of_a_page_is_accepted(
+    page: str, schema: type[AgentConfig | CoordinatorConfig], tmp_path: Path
+) -> None:
+    (text,) = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    assert resolve(schema, files=[tmp_path / "config.yaml"]).origins
 
 
-def configuration(text: str, tmp_path: Path) -> CoordinatorConfig:
-    path = tmp_path / "coordinator.yaml"
-    path.write_text(text, encoding="utf-8")
-    return resolve(CoordinatorConfig, files=[path]).config
-
-
-def test_the_coordinator_configuration_is_accepted(tmp_path: Path) -> None:
-    (fleet,) = blocks(COORDINATOR, "yaml")
-    config = configuration(fleet, tmp_path)
-    assert [choice.upstream for choice in config.aliases["default"]] == ["cheap", "strong"]
-    assert (config.tasks["*"].dual_scope, config.storage.backend) == ("fleet", "postgres")
-
-
-def test_the_agent_configuration_in_the_readme_is_accepted(tmp_path: Path) -> None:
-    (text,) = blocks(README, "yaml")
-    (tmp_path / "cloud.yaml").write_text(text, encoding="utf-8")
-    embedded = resolve(AgentConfig, files=[tmp_path / "cloud.yaml"]).config.coordinator.embedded
-    assert (embedded.upstream, embedded.api_key_env) == ("openai_compatible", "OPENAI_API_KEY")
-    assert embedded.base_url == yaml.safe_load(text)["coordinator"]["embedded"]["base_url"]
-
-
-def test_the_privacy_configuration_is_accepted(tmp_path: Path) -> None:
-    (text,) = blocks((ROOT / "docs" / "privacy.md").read_text(encoding="utf-8"), "yaml")
-    path = tmp_path / "agent.yaml"
-    path.write_text(text, encoding="utf-8")
-    assert resolve(AgentConfig, files=[path]).config.privacy.never_send == ("confidential", "like:PN-####")
+@pytest.mark.parametrize("page", sorted((ROOT / "devices").glob("[!R]*.md")), ids=name)
+def test_the_settings_for_a_device_are_accepted(page: Path, tmp_path: Path) -> None:
+    settings = [line for line in indented_code(page.read_text(encoding="utf-8")) if re.match(r"[a-z_]+: ", line)]
+    (tmp_path / "settings.yaml").write_text("\n".join(settings), encoding="utf-8")
+    assert resolve(AgentConfig, files=[tmp_path / "settings.yaml"]).origins
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -144,12 +137,6 @@ def test_make_targets_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def test_the_token_is_for_the_labels_that_an_agent_learns_by_default() -> None:
-    (issued,) = re.findall(r"`edge-coordinator token issue lamp (.*?)`", COORDINATOR)
-    sources = [PracticeSource(phase.source.partition(":")[2]) for phase in AgentConfig().phases]
-    assert set(re.findall(r"--task (\S+)", issued)) == {next(source.train(0)).task for source in sources}
 
 
 def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
@@ -160,21 +147,6 @@ def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
     assert coordinator_main(line.split()[1:]) == 0
     tls = yaml.safe_load(blocks(COORDINATOR, "yaml")[0])["tls"]
     assert tls and all(Path(path).is_file() for path in tls.values())
-
-
-def test_folders_that_the_guide_for_contributors_names_exist() -> None:
-    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", guide)
-    assert paths and [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_the_places_of_the_algorithm_s_open_points_exist() -> None:
-    table = [line for line in (ROOT / "DECISIONS.md").read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \|", line)]
-    assert [line.split("|")[1].strip() for line in table] == [str(number) for number in range(1, 18)]
-    for line in table:
-        place = re.findall(r"`([\w.]+)` \|$", line)[0].replace(".", "/")
-        found = [ROOT / parent / place for parent in ("edge", "")]
-        assert any(path.is_dir() or path.with_suffix(".py").is_file() for path in found), line
 
 
 def test_the_forms_of_a_task_file_are_read_as_documented(tmp_path: Path) -> None:

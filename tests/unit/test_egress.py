@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.answering.answerer import Answerer
-from edge.answering.ask_cloud import CloudQuestions
-from edge.answering.draft import AnswerRecorder
 from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
-from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json, reading_sent
-from edge.core.errors import CoordinatorUnavailable, NotFound, Withheld
+from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json
+from edge.core.errors import CoordinatorUnavailable, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
@@ -56,7 +53,7 @@ class Egress:
         self.client = EgressClient(client, REGISTRY, self.log)
 
     def entries(self, **choice: object):
-        return SentReader(self.state.database).entries(Choice(**choice))  # type: ignore[arg-type]
+        return SentReader(self.state.database).entries(Choice(**choice))
 
     def payload(self, number: int) -> bytes:
         return SentReader(self.state.database).entry(number)[1]
@@ -192,37 +189,23 @@ def test_what_is_too_old_or_too_much_is_dropped_and_told(tmp_path: Path) -> None
         assert [entry.id for entry in SentReader(state.database).entries(Choice(limit=9))] == [15, 14, 13]
 
 
-def test_pages_of_the_listing_follow_one_another(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        log = SentLog(state.database, ManualClock(), Keep())
-        for _ in range(5):
-            log.write(EgressRequest("inquiry", "w", "GetBudget", b"x"))
-        first = SentReader(state.database).listing(Choice(limit=3))
-        rest = SentReader(state.database).listing(Choice(limit=3, before=first["next_before"]))
-        assert [entry["id"] for entry in [*first["sent"], *rest["sent"]]] == [5, 4, 3, 2, 1] and rest["next_before"] is None
-        with pytest.raises(NotFound):
-            SentReader(state.database).entry(9)
-        with reading_sent(tmp_path) as reader:
-            assert reader is not None and len(reader.entries(Choice())) == 5
+async def test_a_withheld_call_says_nothing_of_the_coordinator(egress: Egress) -> None:
+    watched = WatchedClient(egress.client, MemorySink(), egress.clock)
+    watched.lost("away")
+    with pytest.raises(Withheld):
+        await watched.complete(call("k1", "top secret"), 5.0)
+    assert not watched.online
 
 
-async def test_a_withheld_question_is_answered_locally_with_the_reason_and_the_coordinator_counts_as_before(
-    tmp_path: Path,
-) -> None:
+async def test_a_withheld_question_is_answered_locally_with_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(4) if sampling.suppress_help else HELP)
-    async with world.agent() as agent:
-        sink = MemorySink()
-        state = agent.components.state
-        guarded = EgressClient(world.client, REGISTRY, SentLog(state.database, world.clock, Keep()))
-        watched = WatchedClient(guarded, sink, world.clock)
-        watched.lost("away")
-        access, settings = agent.access, world.answer_settings()
-        recorder = AnswerRecorder(world.serving, state, access, sink, world.clock)
-        asker = CloudQuestions(watched, access, recorder.record, world.clock, state.run_id, settings)
-        answerer = Answerer(world.serving, agent.precedence, access, asker, recorder, world.clock, settings)
-        record = await answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
-    assert record.source == "local-fallback" and "nothing was sent (never-send rule 1 forbids it)" in record.reason
-    assert world.client.calls == [] and not watched.online
+    inner = world.client
+    with StateFolder(tmp_path / "sent") as sent:
+        world.client = EgressClient(inner, REGISTRY, SentLog(sent.database, world.clock, Keep()))
+        async with world.agent() as agent:
+            record = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1? It is top secret"),)))
+    assert record.source == "local-fallback" and "never-send rule 1" in record.reason
+    assert inner.calls == []
 
 
 async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(egress: Egress) -> None:

@@ -29,11 +29,6 @@ def example(begins_with: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("path", sorted({path for path in re.findall(r"`([a-z]+/[\w/]+\.py)`", PAGE) if "NAME" not in path}))
-def test_a_file_that_the_page_names_exists(path: str) -> None:
-    assert (ROOT / path).is_file()
-
-
 @pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.splitlines()[0])
 def test_an_example_is_python(text: str) -> None:
     compile(text, "extending.md", "exec")
@@ -44,7 +39,7 @@ def test_the_familys_example_is_a_family_after_one_entry_in_the_table(monkeypatc
     exec(example("edge/tasks/practice/sums.py"), scope)
     family = scope["SUMS"]
     assert isinstance(family, Family)
-    monkeypatch.setitem(FAMILIES, family.name, family)  # type: ignore[arg-type]
+    monkeypatch.setitem(FAMILIES, family.name, family)
     items = list(itertools.islice(open_source("practice:sums").train(3), 50))
     assert {item.level for item in items} == set(family.levels)
     for item in items:
@@ -67,10 +62,10 @@ def test_the_verifiers_example_judges_what_its_row_asks_for() -> None:
     scope: dict[str, object] = {}
     exec(module, scope)
     exec(row, scope)
-    name, instruction, verifier = scope["NUMBER_SET"]  # type: ignore[misc]
+    name, instruction, verifier = scope["NUMBER_SET"]
     assert (name, verifier) == ("number_set", "edge.verifiers.number_set:NumberSet")
     assert "commas" in instruction
-    judge = scope["NumberSet"]()  # type: ignore[operator]
+    judge = scope["NumberSet"]()
     item = TaskItem("id", "math", "sets", 1, "test", "Which?", "3, 5", AnswerKind.MATH, 4)
     assert judge.is_correct(item, "<answer>\\boxed{5,3}</answer>")
     assert not judge.is_correct(item, "<answer>\\boxed{5}</answer>")

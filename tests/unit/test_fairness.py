@@ -40,10 +40,6 @@ def test_a_round_of_reports_at_one_rate_moves_a_shared_price_as_far_as_one_repor
     assert dual == pytest.approx(dual_step(5.0, quarters / 4, 0.3, 0.02), abs=1e-12)
 
 
-def test_alone_in_the_round_a_report_weighs_exactly_one() -> None:
-    assert shared_lr(0.1, 7, 7) == 0.1
-
-
 @pytest.mark.parametrize(("units", "round_units"), [(0, 5), (6, 5), (-1, 5), (1, 0)])
 def test_units_that_are_no_share_of_a_round_are_refused(units: int, round_units: int) -> None:
     with pytest.raises(ValueError, match="share"):

@@ -66,7 +66,7 @@ def asked(number: int) -> AnswerRequest:
 
 
 async def test_report_usage_whatif_and_the_ledger_tell_the_same(tmp_path: Path) -> None:
-    def script(messages, sampling, seed):  # type: ignore[no-untyped-def]
+    def script(messages, sampling, seed):
         return local_answer(1) if sampling.suppress_help or " 9" in messages[-1].content else HELP
 
     world = World(tmp_path, script=script)

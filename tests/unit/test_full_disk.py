@@ -1,8 +1,13 @@
-"""A disk that takes nothing more: answers go on from this device and say that they are not recorded, and no money is spent uncounted."""
+"""A disk that takes nothing more: answers go on from this device and say that they are not recorded, no money is spent uncounted, and
+learning waits for space and goes on by itself."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import errno
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +17,15 @@ from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import BudgetExhausted, NotFound, StateError, Withheld
 from edge.core.types import Message
+from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
-from edge.state.events import Notice
+from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
+from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import HELP, World, local_answer
 
 
-def asks_unless_suppressed(messages, sampling, seed):  # type: ignore[no-untyped-def]
+def asks_unless_suppressed(messages, sampling, seed):
     return local_answer(3) if sampling.suppress_help else HELP
 
 
@@ -28,7 +35,7 @@ def fill(agent: Agent, full: bool = True) -> None:
 
 
 def question(**options: object) -> AnswerRequest:
-    return AnswerRequest((Message("user", "What is 4 + 1?"),), **options)  # type: ignore[arg-type]
+    return AnswerRequest((Message("user", "What is 4 + 1?"),), **options)
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ async def test_the_answer_comes_from_this_device_and_no_call_leaves_that_cannot_
 
 async def test_a_disk_that_fills_while_the_cloud_answers_leaves_its_call_to_be_settled(world: World) -> None:
     async with world.agent() as agent:
-        world.client._answer = lambda call: fill(agent) or "\\boxed{5}"  # type: ignore[func-returns-value]
+        world.client._answer = lambda call: fill(agent) or "\\boxed{5}"
         record = await agent.answerer.answer(question())
         assert await agent.access.unconfirmed.settle() == 0
         fill(agent, False)
@@ -117,3 +124,91 @@ async def test_a_call_that_never_arrived_is_not_taken_for_settled_before_that_is
         await agent.access.unconfirmed.settle()
         world.clock.advance(ARRIVES_WITHIN_S)
         assert (await agent.access.unconfirmed.settle(), agent.access.unconfirmed.waiting()) == (1, [])
+
+
+# -- learning -----------------------------------------------------------------------------------------------------------------------
+
+MIB = 2**20
+
+
+@dataclass
+class Disk:
+    """What the system tells of a disk."""
+
+    free: int = 2**40
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    told = Disk()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: told)
+    return told
+
+
+def test_room_is_twice_the_newest_checkpoint_and_at_least_some(tmp_path: Path, disk: Disk) -> None:
+    disk.free, room = LEAST_BYTES, DiskSpace(tmp_path)
+    assert room.shortage() == ""
+    (tmp_path / "checkpoints/step-000001").mkdir(parents=True)
+    (tmp_path / "checkpoints/step-000001/weights").write_bytes(bytes(12 * MIB))
+    assert "16 MiB free, a step needs 24 MiB" in room.shortage()
+    disk.free = 24 * MIB
+    assert room.shortage() == ""
+
+
+def test_after_a_failure_there_is_room_when_a_step_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = DiskSpace(tmp_path)
+    assert not room.was_missing(), "the disk is fine: the step failed of something else"
+
+    def full(descriptor: int, start: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full, raising=False)
+        assert room.was_missing()
+        assert str(tmp_path) in room.shortage()
+    assert room.shortage() == "" and list(tmp_path.iterdir()) == []
+
+
+PLACES = ["collected", "updated", "checkpointed", "closed", "committed"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_learning_waits_for_space_says_so_and_goes_on_where_the_step_was_cut(
+    tmp_path: Path, disk: Disk, place: str
+) -> None:
+    often = MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe())
+    world, undisturbed = World(tmp_path / "full", conditions=often), World(tmp_path / "roomy")
+    reached = Counter[str]()
+
+    def failing(name: str) -> None:
+        reached[name] += 1
+        if name == place and reached[name] == 2:
+            disk.free = 0
+            raise sqlite3.OperationalError("database or disk is full")
+
+    async with world.agent(failpoint=failing) as agent:
+        learning = asyncio.create_task(agent.learn(max_steps=3))
+        while not agent.learning.waiting:
+            await asyncio.sleep(0.01)
+        assert f"no space on {world.folder}" in agent.learning.waiting
+        assert agent.learning.stage == "paused" and len(agent.steps()) == 1 + (place == "committed")
+        disk.free = 2**40
+        await learning
+        steps = agent.steps()
+    async with undisturbed.agent() as agent:
+        await agent.learn(max_steps=len(steps))
+        assert [what_was_learned(step) for step in steps] == [what_was_learned(step) for step in agent.steps()]
+    assert len(steps) >= 3 and len(world.events(LearningWaits)) == len(world.events(LearningResumed)) == 1
+
+
+def what_was_learned(step: StepFinished) -> tuple[object, ...]:
+    return step.step, step.control.dual_after, step.control.assist_rate, step.cloud.total_cloud_calls, step.cloud.total_spend_uusd
+
+
+async def test_another_failure_ends_learning_as_before(tmp_path: Path, disk: Disk) -> None:
+    def failing(name: str) -> None:
+        raise ValueError("broken")
+
+    async with World(tmp_path).agent(failpoint=failing) as agent:
+        with pytest.raises(ValueError, match="broken"):
+            await agent.learn(max_steps=1)

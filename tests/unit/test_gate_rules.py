@@ -29,7 +29,7 @@ def test_a_task_may_fall_by_the_largest_drop_and_no_further(lost: int, gained: i
 
 def test_one_task_that_falls_is_enough_and_is_named() -> None:
     scores = [score("math", 16, 0, 8), score("code", 16, 8, 0, right=12)]
-    assert refusal_of(scores, RULES) == "code: 25 % of 16 validation questions right, 75 % with the best adapter so far"
+    assert refusal_of(scores, RULES).startswith("code: 25 % of 16")
 
 
 @pytest.mark.parametrize("items", [1, 2, 3, 4])
@@ -46,9 +46,7 @@ def test_tasks_of_too_few_items_do_not_make_the_rule_of_another_one_milder() -> 
 
 def test_many_small_tasks_that_all_fall_are_evidence_together() -> None:
     small = [score(f"watched:{number}", 1, 1) for number in range(6)]
-    assert (
-        refusal_of(small, RULES) == "all tasks together: 0 % of 6 validation questions right, 100 % with the best adapter so far"
-    )
+    assert refusal_of(small, RULES).startswith("all tasks together: 0 % of 6")
     assert refusal_of(small[:4], RULES) == ""
 
 
@@ -72,23 +70,9 @@ def test_a_candidate_that_differs_by_chance_alone_is_seldom_held_back(tasks: int
     assert held_back <= 20
 
 
-def test_without_a_gate_every_step_serves() -> None:
-    assert Lineage(3, 3).after_step(4, 3, "serves") == Lineage(4, 4)
-
-
 def test_a_step_whose_base_was_left_changes_nothing() -> None:
     line = Lineage(2, 2, kept=(2,))
     assert line.after_step(5, 4, "promoted") is line
-
-
-def test_refusals_in_a_row_take_training_back_and_a_promotion_forgets_them() -> None:
-    line = Lineage(4, 4)
-    for step in (5, 6):
-        line = line.after_step(step, line.latest, "refused", max_refusals=3)
-        assert (line.latest, line.serving) == (step, 4)
-    assert line.after_step(7, 6, "promoted").refusals == 0
-    back = line.after_step(7, 6, "refused", max_refusals=3)
-    assert (back.latest, back.serving, back.refusals) == (4, 4, 0)
 
 
 @given(st.lists(st.sampled_from(["waits", "promoted", "refused"]), max_size=30), st.integers(1, 4), st.integers(1, 4))
@@ -97,7 +81,7 @@ def test_training_never_stands_before_what_serves_and_few_versions_are_kept(
 ) -> None:
     line, promoted = Lineage(0, 0), [0]
     for step, outcome in enumerate(outcomes, 1):
-        line = line.after_step(step, line.latest, outcome, max_refusals=max_refusals, keep=keep)  # type: ignore[arg-type]
+        line = line.after_step(step, line.latest, outcome, max_refusals=max_refusals, keep=keep)
         promoted += [step] * (outcome == "promoted")
         assert line.serving == promoted[-1] <= line.latest
         assert line.refusals < max_refusals

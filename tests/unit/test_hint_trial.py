@@ -6,7 +6,6 @@ import pytest
 
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import LEAD
-from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable
 from edge.evaluation.cloud import RecordingAnswers
 from edge.evaluation.evaluate import EvalRoles
@@ -73,10 +72,12 @@ async def test_a_trial_that_was_cut_goes_on_without_paying_twice(tmp_path) -> No
     assert not any(pair.failure for pair in second) and len(client.calls) == paid + 1
 
 
-def test_hints_pay_where_answers_are_as_good_and_cost_less() -> None:
+def test_hints_pay_where_answers_are_as_good_and_cost_less_or_better_by_more_than_they_cost() -> None:
     report = report_of(pairs(160, reply(True, spend_uusd=100), reply(True, spend_uusd=60)))
     assert (report.verdict, report.setting, report.cost_unit) == ("pays", "coordinator.hint_chars=400", "uusd")
     assert report.ratio is not None and report.ratio[1] == pytest.approx(0.6)
+    dearer = reply(True, spend_uusd=55)
+    assert report_of(pairs(60, reply(True), dearer) + pairs(150, reply(False), dearer)).verdict == "pays"
 
 
 @pytest.mark.parametrize(
@@ -99,22 +100,6 @@ def test_everything_else_keeps_them_off(found: list[Pair], verdict: str) -> None
     assert report.verdict == verdict and report.setting == "coordinator.hint_chars=0"
 
 
-def test_better_answers_may_pay_though_each_costs_more() -> None:
-    found = pairs(60, reply(True, spend_uusd=50), reply(True, spend_uusd=55)) + pairs(
-        150, reply(False, spend_uusd=50), reply(True, spend_uusd=55)
-    )
-    assert report_of(found).verdict == "pays"
-
-
 def test_where_answers_came_out_of_a_cache_tokens_are_compared() -> None:
     found = pairs(160, reply(True, 100, 0, cached=True), reply(True, 80, 40))
     assert (report_of(found).cost_unit, report_of(found).verdict) == ("tokens", "pays")
-
-
-def test_the_same_pairs_give_the_same_report() -> None:
-    found = pairs(30, reply(True), reply(False)) + pairs(30, reply(False), reply(True, 90))
-    assert report_of(found) == report_of(found)
-
-
-def test_hints_are_off_unless_somebody_sets_them() -> None:
-    assert AgentConfig().coordinator.hint_chars == 0

@@ -1,11 +1,10 @@
-"""HumanEval's 164 programs: the canonical solutions pass, programs that do nothing fail, and mutants are caught."""
+"""HumanEval's 164 programs: the canonical solutions pass, and programs that return nothing fail."""
 
 from __future__ import annotations
 
 import ast
 import gzip
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,10 +13,7 @@ import pytest
 from edge.core.clock import SystemClock
 from edge.verifiers.program import ProgramTests, ProgramVerdict, judge_program
 from edge.verifiers.sandbox.role import Limits, Sandbox
-from edge.verifiers.sandbox.session import run_whole
 from tests.shared_data import shared_data
-
-_SURVIVORS_AT_MOST = 0.2
 
 
 @dataclass(frozen=True)
@@ -67,78 +63,3 @@ def test_programs_that_return_nothing_fail(sandbox: Sandbox, problems: list[Prob
     chosen = problems[::4]
     found = verdicts(sandbox, [(emptied(problem), problem.tests) for problem in chosen], 20.0)
     assert [problem.name for problem, verdict in zip(chosen, found, strict=True) if verdict.passed] == []
-
-
-@pytest.mark.long
-def test_all_programs_that_return_nothing_fail(sandbox: Sandbox, problems: list[Problem]) -> None:
-    found = verdicts(sandbox, [(emptied(problem), problem.tests) for problem in problems], 20.0)
-    assert [problem.name for problem, verdict in zip(problems, found, strict=True) if verdict.passed] == []
-
-
-_FLIPPED = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Div: ast.Mult,
-    ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
-    ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
-
-
-def mutants(problem: Problem) -> Iterator[str]:
-    """The solution with one operator turned around, for each operator in the asked-for function."""
-    count = len(list(_operators(ast.parse(problem.solution), problem.entry)))
-    for index in range(count):
-        tree = ast.parse(problem.solution)
-        holder, field, place = list(_operators(tree, problem.entry))[index]
-        if place is None:
-            setattr(holder, field, _FLIPPED[type(getattr(holder, field))]())
-        else:
-            operators = getattr(holder, field)
-            operators[place] = _FLIPPED[type(operators[place])]()
-        yield ast.unparse(tree)
-
-
-def _operators(tree: ast.AST, entry: str) -> Iterator[tuple[ast.AST, str, int | None]]:
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and function.name == entry:
-            for node in ast.walk(function):
-                if isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in _FLIPPED:
-                    yield node, "op", None
-                elif isinstance(node, ast.Compare):
-                    yield from ((node, "ops", place) for place, operator in enumerate(node.ops) if type(operator) in _FLIPPED)
-
-
-def test_a_sample_of_mutants_is_caught(sandbox: Sandbox, problems: list[Problem]) -> None:
-    made = [(mutant, problem.tests) for problem in problems[::8] for mutant in list(mutants(problem))[:2]]
-    caught = sum(not verdict.passed for verdict in verdicts(sandbox, made, 1.5))
-    assert len(made) >= 20 and caught >= (1 - _SURVIVORS_AT_MOST) * len(made)
-
-
-@pytest.mark.long
-def test_nearly_all_mutants_are_caught_and_the_survivors_are_told(
-    sandbox: Sandbox, problems: list[Problem], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A survivor may be equivalent to the solution (`<` for `<=` where both give the same), or the data set's tests miss it."""
-    made = [(problem.name, mutant, problem.tests) for problem in problems for mutant in mutants(problem)]
-    found = verdicts(sandbox, [(mutant, tests) for _, mutant, tests in made], 3.0)
-    survivors = [name for (name, _, _), verdict in zip(made, found, strict=True) if verdict.passed]
-    with capsys.disabled():
-        print(f"\n{len(made)} mutants, {len(made) - len(survivors)} caught, survivors in: {sorted(set(survivors))}")
-    assert len(made) > 400 and len(survivors) <= _SURVIVORS_AT_MOST * len(made)
-
-
-@pytest.mark.long
-def test_the_judge_agrees_with_running_program_and_tests_in_one_process(sandbox: Sandbox, problems: list[Problem]) -> None:
-    """Honest programs are judged alike both ways: solutions, mutants, and programs that return nothing."""
-    made = [
-        (program, problem.tests)
-        for problem in problems[::3]
-        for program in (problem.solution, emptied(problem), *mutants(problem))
-    ]
-    limits, clock = Limits(wall_s=3.0), SystemClock()
-
-    def passes_as_one(pair: tuple[str, str]) -> bool:
-        return run_whole(sandbox, "\n".join(pair), b"", limits, clock).reason == ""
-
-    with ThreadPoolExecutor(2) as pool:
-        as_one = list(pool.map(passes_as_one, made))
-    assert [verdict.passed for verdict in verdicts(sandbox, made, 3.0)] == as_one
-    assert any(as_one) and not all(as_one)

@@ -65,7 +65,7 @@ class Waiting:
         return [(seconds, str(reason)) for seconds, reason in rows]
 
     def told(self) -> list[str]:
-        return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]  # type: ignore[attr-defined]
+        return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]
 
 
 @pytest.fixture
@@ -75,35 +75,30 @@ def state(tmp_path: Path) -> Iterator[StateFolder]:
 
 
 @pytest.mark.parametrize(
-    ("readings", "told"),
+    ("readings", "figure"),
     [
-        (Readings(), ""),
-        (MAINS, ""),
-        (BATTERY, "on battery"),
-        (replace(MAINS, battery_percent=12.4), "battery at 12 %, below 20 %"),
-        (replace(MAINS, temperature_c=97.6), "hot: 98 °C, above 90 °C"),
-        (replace(MAINS, temperature_c=90.0), ""),
-        (replace(MAINS, other_load=0.62), "other programs use 62 % of the processors"),
+        (BATTERY, "battery"),
+        (replace(MAINS, battery_percent=12.4), "12 %"),
+        (replace(MAINS, temperature_c=97.6), "98 °C"),
+        (replace(MAINS, other_load=0.62), "62 %"),
     ],
 )
-def test_the_first_limit_that_is_not_kept_is_told(readings: Readings, told: str) -> None:
-    assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == told
+def test_a_limit_that_is_not_kept_is_named_with_what_was_read(readings: Readings, figure: str) -> None:
+    assert figure in reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9)
 
 
-def test_what_is_not_limited_holds_nothing_back() -> None:
+def test_what_keeps_the_limits_or_is_not_limited_or_not_known_holds_nothing_back() -> None:
     free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
     assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
-
-
-def test_a_desktop_learns_at_once_by_default() -> None:
-    assert reason_to_wait(ConditionRules(), Readings(None, None, 45.0, 1.0), 12, float("inf")) == ""
+    for readings in (Readings(), MAINS, replace(MAINS, temperature_c=90.0)):
+        assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == ""
 
 
 def test_hours_go_over_midnight() -> None:
     assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
     assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
     assert all(within_hours(hour, 0, 24) and within_hours(hour, 5, 5) for hour in range(24))
-    assert reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9) == "not between 22 and 7 o'clock"
+    assert "between 22 and 7" in reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9)
 
 
 def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:
@@ -159,13 +154,14 @@ def test_a_wait_that_a_stop_cuts_ends_without_saying_that_learning_goes_on(state
 
     async def use() -> None:
         ready = asyncio.create_task(waiting.readiness.ready())
-        await asyncio.sleep(20.0)
+        await asyncio.sleep(18.0)
+        assert waiting.waits() == [(pytest.approx(15.0), "on battery")], "kept as far as it was checked, should this be killed"
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
 
     run_in_virtual_time(use())
     assert waiting.told() == ["waiting: on battery"]
-    assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(20.0), "on battery")])
+    assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(18.0), "on battery")])
 
 
 def test_a_reason_that_changes_only_in_its_numbers_is_one_wait(state: StateFolder) -> None:
@@ -192,20 +188,6 @@ def test_a_pause_outlives_its_process_and_a_resume_acts_at_once(state: StateFold
 
         assert run_in_virtual_time(use(again)) == pytest.approx(1003.0)
         assert again.told() == ["paused by you", "goes on"]
-
-
-def test_a_wait_that_is_cut_is_kept_as_far_as_it_was_looked_at(state: StateFolder) -> None:
-    waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
-
-    async def use() -> None:
-        ready = asyncio.create_task(waiting.readiness.ready())
-        await asyncio.sleep(12.0)
-        assert waiting.waits() == [(pytest.approx(10.0), "on battery")]
-        ready.cancel()
-        await asyncio.gather(ready, return_exceptions=True)
-
-    run_in_virtual_time(use())
-    assert waiting.waits() == [(pytest.approx(12.0), "on battery")]
 
 
 async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_waited(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from edge.core.llama_build import FOR_ANY, WITHOUT_AMX, amx_fails, arguments, first_arguments, header_is_bad
+from edge.core.llama_build import WITHOUT_AMX, amx_fails, first_arguments, header_is_bad
 
 AMX = frozenset({"avx2", "amx_tile", "amx_int8"})
 FAULTS, WORKS, IS_REFUSED = "#!/bin/sh\nkill -ILL $$\n", "#!/bin/sh\nexit 0\n", "#!/bin/sh\nexit 3\n"
@@ -51,9 +50,3 @@ def test_a_header_that_takes_the_shape_of_tiles_for_a_pointer_is_seen() -> None:
     load = 'void load(const void *__config) { __asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*(('
     assert header_is_bad(["cc"], load + "const void **)__config))); }")
     assert not header_is_bad(["cc"], load + "const char (*)[64])__config))); }") and not header_is_bad(["no-such-compiler"])
-
-
-def test_each_build_is_of_the_library_alone() -> None:
-    for build, own in (("without-amx", shlex.split(WITHOUT_AMX)), ("for-any", [FOR_ANY])):
-        multimodal, library_only, *rest = shlex.split(arguments(build))
-        assert multimodal == "-DLLAVA_BUILD=OFF" and Path(library_only.partition("=")[2]).is_file() and rest == own

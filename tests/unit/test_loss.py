@@ -77,16 +77,6 @@ def _groups() -> list[TrainingGroup]:
     return [TrainingGroup((1, 2), first, 1.0), TrainingGroup((1,), second, 1.0), TrainingGroup((5, 6, 7), third, 0.5)]
 
 
-def test_loss_is_the_weighted_sum_over_tokens_averaged_over_all_prompts() -> None:
-    logprob = {3: -1.1, 4: -1.9, 5: -0.4, 7: -2.5, 8: -2.2, 2: -1.7}
-    rows = live_rows(_groups())
-    targets = targets_of(rows, CPU)
-    logprobs = torch.tensor([logprob[int(token)] for token in targets.ids_N])
-    loss = policy_loss(logprobs, targets.coefficients_N, torch.ones(len(logprobs)))
-    expected = -(1 / 3) * (1.0 * (0.75 * (-1.1 - 1.9 - 0.4) - 0.75 * -2.5) + 0.5 * -0.5 * (-2.2 - 1.7))
-    assert float(loss) == pytest.approx(expected)
-
-
 def test_gradient_of_the_loss_is_the_advantage_weighted_sum_of_score_functions() -> None:
     rows = live_rows(_groups())
     targets = targets_of(rows, CPU)
@@ -116,13 +106,6 @@ def test_importance_weights_are_ratios_cut_at_the_cap_and_carry_no_gradient() ->
     weights = importance_weights(logprobs, torch.tensor([-1.0, -0.5, -4.0]), cap=2.0)
     torch.testing.assert_close(weights, torch.tensor([1.0, math.exp(-0.5), 2.0]))
     assert not weights.requires_grad
-
-
-def test_equal_policies_have_no_mismatch() -> None:
-    scores = TokenScores(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 1.5]))
-    sums = mismatch_sums(scores, torch.tensor([-1.0, -2.0]), cap=2.0)
-    assert (sums.abs_diff, sums.kl, sums.clipped, sums.effective_sample_share) == (0.0, 0.0, 0, 1.0)
-    assert sums.per_token(sums.entropy) == 1.0
 
 
 def test_mismatch_of_known_ratios_is_as_computed_by_hand() -> None:

@@ -1,19 +1,14 @@
-"""What somebody new meets: a wrong word on the command line, half of the configuration, a token, a trial of nothing."""
+"""What somebody new meets: a part of the configuration, a wrong word on the command line, a run that cannot start."""
 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import main as coordinator_main
 from edge.cli import main
-from edge.cli.hints import report_lines
-from edge.evaluation.hint_trial import hint_report
-
-UNKNOWN = "there is no key budgte"
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -22,24 +17,12 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, told.out, told.err
 
 
-@pytest.mark.parametrize(
-    ("prefix", "keys"),
-    [
-        ("serve.port", ["serve.port"]),
-        ("budget.learning", ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]),
-        ("privacy.never_send", ["privacy.never_send"]),
-    ],
-)
-def test_config_show_takes_a_prefix_as_config_keys_does(prefix: str, keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "config", "show", prefix, "--json")
+def test_config_show_takes_a_prefix_and_refuses_one_that_names_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "config", "show", "budget.learning", "--json")
+    keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
     assert (code, [row["key"] for row in json.loads(out)]) == (0, keys)
-
-
-def test_a_prefix_that_names_nothing_is_refused_with_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said(capsys, "config", "show", "budgte")
-    assert (code, out) == (2, "") and UNKNOWN in err
-    code, out, _ = said(capsys, "config", "show", "budget", "--changed")
-    assert (code, out) == (0, "")
+    assert (code, out) == (2, "") and "budgte" in err
 
 
 def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
@@ -49,19 +32,17 @@ def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
     file.write_text("budgets: {device: {calls_limit: 7}}\n")
     assert coordinator_main(["config", "check", str(file)]) == 0
     assert coordinator_main(["config", "check", str(file), "--config", str(file)]) == 2
-    assert "two files to check" in capsys.readouterr().err
+    capsys.readouterr()
     assert coordinator_main(["config", "show", "budgets.device.calls_limit", "--config", str(file)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("budgets.device.calls_limit: 7")
     assert coordinator_main(["config", "show", "budgte"]) == 2
-    assert UNKNOWN in capsys.readouterr().err
+    assert "budgte" in capsys.readouterr().err
 
 
 def test_a_question_without_quotes_is_answered_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "ask", "two", "words")
-    assert code == 2 and "put words that belong together in quotes" in err
-    code, _, err = said(capsys, "doctor", "now")
-    assert code == 2 and "quotes" not in err
+    assert code == 2 and "quotes" in err
 
 
 @pytest.mark.parametrize("command", [["run", "--no-learn"], ["run"], ["service", "install", "--print"]])
@@ -74,9 +55,3 @@ def test_what_run_would_refuse_is_told_before_anything_else(
         (line,) = err.splitlines()
         assert line.startswith("error:") and value in line
     assert not (tmp_path / "state").exists()
-
-
-def test_a_trial_without_pairs_states_no_accuracy() -> None:
-    text = "\n".join(report_lines(hint_report([], 5, 0, 400, 0.05, random.Random(0))))
-    assert "0.0 %" not in text and "100.0]" not in text
-    assert "verdict: not known: 0 pairs are too few" in text
