@@ -108,7 +108,7 @@ def test_learning_follows_the_price_towards_the_target_rate(tmp_path: Path) -> N
     assert rates[0] > 0.6
     assert sum(rates[-6:]) / 6 < 0.45
     assert world.devices[0].backend.adapter_version == result.groups[0].steps
-    assert world.devices[0].backend.mind != world.scenario.groups[0].mind.value()
+    assert world.devices[0].backend.mind != world.scenario.groups[0].mind
 
 
 def test_the_dial_holds_its_rate(tmp_path: Path) -> None:

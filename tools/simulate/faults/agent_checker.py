@@ -24,11 +24,11 @@ from edge.budget.dial import HelpDial
 from edge.state.events import StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
-from tools.simulate.faults.agent_device import AgentNotes, Asked
+from tools.simulate.faults.agent_device import AgentMember, Asked
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Call, Fold
 from tools.simulate.faults.outcome import Verdict
-from tools.simulate.faults.scenario import AgentPlan, Scenario
+from tools.simulate.faults.scenario import AgentPlan
 
 INVARIANTS = tuple(f"A{number}" for number in range(1, 11))
 
@@ -77,20 +77,7 @@ class Kept:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSeen:
-    """An agent of a world: its plan, what the world knows of it, and what its folder has at the end (None: it did not come to one).
-    `dial_since`: how many questions had been asked when its dial was set last."""
-
-    name: str
-    scenario: Scenario
-    number: int
-    notes: AgentNotes
-    dial_since: int
-    kept: Kept | None
-
-
-def check_agents(agents: Iterable[AgentSeen], fold: Fold, verdict: Verdict) -> None:
+def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) -> None:
     """A1 to A10 of each agent, against the folded journal."""
     for agent in agents:
         notes = agent.notes
@@ -102,7 +89,7 @@ def check_agents(agents: Iterable[AgentSeen], fold: Fold, verdict: Verdict) -> N
 
 
 class _AgentChecker:
-    def __init__(self, agent: AgentSeen, fold: Fold, verdict: Verdict) -> None:
+    def __init__(self, agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
         self._name = name = agent.name
         self._scenario = agent.scenario
         self._plan: AgentPlan = agent.scenario.agents[agent.number]

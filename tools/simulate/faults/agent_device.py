@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
@@ -49,7 +49,7 @@ from tools.simulate.faults.device import (
     told_by,
     told_of,
 )
-from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
+from tools.simulate.faults.scenario import AgentPlan, Fault
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
@@ -58,8 +58,11 @@ from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
 from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
 from tools.simulate.virtual.clock import VirtualClock
-from tools.simulate.virtual.loop import Host, SeededLoop, is_alive
+from tools.simulate.virtual.loop import Host, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
+
+if TYPE_CHECKING:
+    from tools.simulate.faults.agent_checker import Kept
 
 POLICY = ClientPolicy()
 DEADLINE_S = 15.0
@@ -74,6 +77,7 @@ DIFFICULTY = DifficultyPart()
 _POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
 _MOST_LOCAL_TOKENS = 1024
+Failpoint = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -105,22 +109,11 @@ class LoggedClient(SimulatedClient):
     """The real client, which writes down what it was asked and told."""
 
     def __init__(
-        self,
-        channel: SimulatedChannel,
-        name: str,
-        seed: int,
-        log: list[DeviceEvent],
-        notes: AgentNotes,
-        loop: SeededLoop,
-        failpoint: Callable[[str], None],
+        self, channel: SimulatedChannel, name: str, seed: int, around: Surroundings, notebook: Notebook, failpoint: Failpoint
     ) -> None:
         """`failpoint` is told "asked" before a call leaves, and "answered" before its answer is passed on."""
         super().__init__(channel, name, POLICY, seed)
-        self._failpoint = failpoint
-        self._name = name
-        self._log = log
-        self._notes = notes
-        self._loop_of_world = loop
+        self._name, self._around, self._notebook, self._at_failpoint = name, around, notebook, failpoint
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
@@ -159,7 +152,7 @@ class LoggedClient(SimulatedClient):
         return closed
 
     def _known(self, call: CloudCall) -> str:
-        self._notes.ledger.calls[call.call_key] = call
+        self._notebook.calls[call.call_key] = call
         return call.call_key
 
     async def _noted(self, what: str, key: str, asking: Any) -> Any:
@@ -174,16 +167,13 @@ class LoggedClient(SimulatedClient):
 
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
         if is_alive():
-            self._log.append(DeviceEvent(self._loop_of_world.time(), self._name, what, key, outcome, told))
+            self._around.log.append(DeviceEvent(self._around.loop.time(), self._name, what, key, outcome, told))
             if what == "complete" and outcome in _POINTS:
-                self._failpoint(_POINTS[outcome])
+                self._at_failpoint(_POINTS[outcome])
 
 
 class SeededState(StateFolder):
     """A state folder whose run has a name of its own, so that call keys depend on the seed alone."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
 
     def _run_id(self) -> str:
         self.set_meta("run_id", self.folder.name)
@@ -215,29 +205,27 @@ class AgentLife:
     def __init__(
         self,
         number: int,
-        scenario: Scenario,
+        around: Surroundings,
         notes: AgentNotes,
         state: StateFolder,
         channel: SimulatedChannel,
-        log: list[DeviceEvent],
         clock: Clock,
-        loop: SeededLoop,
-        failpoint: Callable[[str], None],
+        failpoint: Failpoint,
     ) -> None:
         notes.lives += 1
         self.name = state.run_id
         self.state = state
         self._number = number
-        self._scenario = scenario
-        self._plan: AgentPlan = scenario.agents[number]
+        self._scenario = around.scenario
+        self._plan: AgentPlan = around.scenario.agents[number]
         self._notes = notes
-        self._loop = loop
+        self._loop = around.loop
         self._ended = asyncio.Event()
         self.is_open = False
         self.asked_all = not self._plan.questions
         self.learned_all = not self._plan.steps
-        seed = derive_seed(scenario.seed, "client", self.name, notes.lives)
-        client = LoggedClient(channel, self.name, seed, log, notes, loop, failpoint)
+        seed = derive_seed(around.scenario.seed, "client", self.name, notes.lives)
+        client = LoggedClient(channel, self.name, seed, around, notes.ledger, failpoint)
         self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
 
     async def live(self, *, asked: bool) -> None:
@@ -321,7 +309,7 @@ class AgentLife:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Callable[[str], None]) -> AgentComponents:
+    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> AgentComponents:
         scenario, machine = self._scenario, Machine(self._loop, SPEED)
         phases = [
             PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
@@ -387,6 +375,10 @@ class AgentMember:
         self.notes = AgentNotes()
         self.leftovers: list[str] = []
         self.dial_since = 0
+        """How many questions had been asked when its dial was set last."""
+        self.kept: Kept | None = None
+        """What its folder has at the end; None: it did not come to one."""
+        self.scenario = around.scenario
         self._around = around
         self._folder = folder / self.name
         self._clock = VirtualClock(around.loop, around.scenario.begins_s)
@@ -430,9 +422,7 @@ class AgentMember:
         around.tell(f"{self.name} started")
         self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
         state, channel = SeededState(self._folder), around.channel(self.link)
-        self._life = AgentLife(
-            self.number, around.scenario, self.notes, state, channel, around.log, self._clock, around.loop, self._reached
-        )
+        self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
         self._living = self._host.spawn(self._life.live(asked=asked), "life")
 
     async def suffer(self, fault: Fault) -> None:
@@ -538,8 +528,5 @@ class AgentMember:
             self._life.agent.learning.pause(paused)
 
 
-def _all_of(group: BaseExceptionGroup[Exception]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _all_of(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+def _all_of(error: BaseException) -> list[BaseException]:
+    return [each for inner in error.exceptions for each in _all_of(inner)] if isinstance(error, BaseExceptionGroup) else [error]

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
@@ -103,7 +104,7 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
     """
     with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
         world = FleetWorld(scenario, name, Path(folder))
-        with _progress(world) if told else _silence():
+        with _progress(world) if told else nullcontext():
             try:
                 result = world.run()
             except Deadlock as error:
@@ -128,7 +129,10 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
 
     console = Console()
     heads, rows = group_columns(result)
-    console.print(_table(heads, rows))
+    table = Table("", *heads)
+    for words, cells in rows:
+        table.add_row(words, *cells)
+    console.print(table)
     for each in result.assertions:
         mark = "[green]holds[/green]" if each.holds else "[red]fails[/red]"
         console.print(f"{mark}  {escape(each.sentence)}: {escape(each.found)}", soft_wrap=True)
@@ -136,20 +140,6 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
         console.print(f"[red]violation[/red]  {escape(line)}", soft_wrap=True)
     if len(violations) > _VIOLATIONS_TOLD:
         console.print(f"... and {len(violations) - _VIOLATIONS_TOLD} more")
-
-
-def _table(heads: Sequence[str], rows: Any) -> Any:
-    from rich.table import Table
-
-    table = Table("", *heads)
-    for words, cells in rows:
-        table.add_row(words, *cells)
-    return table
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    yield
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, budget_key
 from coordinator.ledger.budgets import window_label
@@ -33,7 +35,7 @@ from tools.simulate.fleet.scenario import (
     Scenario,
 )
 from tools.simulate.fleet.spans import Span, covered_s
-from tools.simulate.fleet.tally import GroupAbout, GroupTally, Sample, jain_index, mean
+from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
 from tools.simulate.virtual.disk import Disk
@@ -57,19 +59,6 @@ class _Group:
     dual_init: float
     devices: list[FleetDevice] = field(default_factory=list)
     energy_wh: float = 0.0
-
-
-@dataclass(slots=True)
-class _CloudSeries:
-    at_s: list[float] = field(default_factory=list)
-    queue: list[int] = field(default_factory=list)
-    in_flight: list[int] = field(default_factory=list)
-    up: list[float] = field(default_factory=list)
-    spend_uusd: list[int] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
-    limit_uusd: list[int | None] = field(default_factory=list)
-    limit_calls: list[int | None] = field(default_factory=list)
-    fleet_dual: list[float | None] = field(default_factory=list)
 
 
 class FleetWorld:
@@ -100,7 +89,7 @@ class FleetWorld:
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
-        self._series = _CloudSeries()
+        self._series = CloudResult([], [], [], [], [], [], [], [], [], {}, 0, None)
         self._down: list[Span] = []
         self._still_asking = scenario.devices
         self._all_asked = asyncio.Event()
@@ -353,32 +342,24 @@ class FleetWorld:
         )
 
     def _group_result(self, group: _Group) -> GroupResult:
-        about = GroupAbout(
-            group.part.name,
-            group.speed.name,
-            group.link.name,
-            self._target_rate(group),
-            self._training_target_rate(group),
-            group.part.learning is not None,
-            group.energy_wh,
-            sum(device.machine.empty_for_s for device in group.devices),
-            sum(device.figures.asked - device.kept for device in group.devices),
+        return group.tally.result(
+            [device.figures for device in group.devices],
+            name=group.part.name,
+            profile=group.speed.name,
+            link=group.link.name,
+            target_rate=self._target_rate(group),
+            training_target_rate=self._training_target_rate(group),
+            learns=group.part.learning is not None,
+            energy_wh=group.energy_wh,
+            battery_empty_s=sum(device.machine.empty_for_s for device in group.devices),
+            lost=sum(device.figures.asked - device.kept for device in group.devices),
         )
-        return group.tally.result(about, [device.figures for device in group.devices])
 
     def _cloud_result(self) -> CloudResult:
         series, spent = self._series, self._spent(self._part.budgets.fleet.window)
         series.spend_uusd[-1], series.calls[-1] = spent.uusd, spent.calls  # with the answers that ended late
-        return CloudResult(
-            at_s=series.at_s,
-            queue=series.queue,
-            in_flight=series.in_flight,
-            up=series.up,
-            spend_uusd=series.spend_uusd,
-            limit_uusd=series.limit_uusd,
-            calls=series.calls,
-            limit_calls=series.limit_calls,
-            fleet_dual=series.fleet_dual,
+        return msgspec.structs.replace(
+            series,
             errors=dict(sorted(self.cloud.errors.items())),
             ledger_violations=len(self.found),
             jain_index=jain_index([device.figures.calls for device in self.devices]),
@@ -399,7 +380,7 @@ class FleetWorld:
 
     def _asked_by(self, number: int) -> Asked:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
-        return Asked(part.tokens, part.nature.value())
+        return Asked(part.tokens, part.nature)
 
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting

@@ -70,11 +70,6 @@ def quantile(share: float, *, first: bool = False) -> Quantity:
     return Quantity(name, Unit.SECONDS, lambda asked: latency(asked, first=first).quantile(share), of_sources=True)
 
 
-def jain_index(asked: Asked) -> float | None:
-    """(Σx)² / (n Σx²) of the devices' calls: 1 where all have the same share, 1/n where one has all."""
-    return asked.result.cloud.jain_index
-
-
 def _mean_latency(asked: Asked) -> float | None:
     histogram = latency(asked, first=False)
     return histogram.sum_s / histogram.count if histogram.count else None
@@ -230,7 +225,7 @@ QUANTITIES: dict[str, Quantity] = {
         Quantity("training rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=True), settles=True),
         Quantity("joint accuracy", Unit.SHARE, _joint_accuracy, settles=True),
         Quantity("local accuracy", Unit.SHARE, _local_accuracy),
-        Quantity("fairness", Unit.NUMBER, jain_index, of_groups=False),
+        Quantity("fairness", Unit.NUMBER, lambda asked: asked.result.cloud.jain_index, of_groups=False),
         Quantity("spend", Unit.DOLLARS, _spend),
         Quantity("spend over budget", Unit.DOLLARS, lambda asked: _over_budget(asked, money=True), of_groups=False),
         Quantity("calls over budget", Unit.COUNT, lambda asked: _over_budget(asked, money=False), of_groups=False),
@@ -269,6 +264,13 @@ def metric(name: str) -> Quantity | None:
     if (found := _PERCENTILE.fullmatch(name)) is not None:
         return quantile(float(found[1]) / 100, first=found[2] is not None)
     return QUANTITIES.get(name)
+
+
+def figure(name: str) -> Quantity:
+    """The figure of a name that is known."""
+    found = metric(name)
+    assert found is not None, name
+    return found
 
 
 def several(count: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.simulate.reports.quantities import QUANTITIES, Asked, Quantity, Unit, quantile, written
+from tools.simulate.reports.quantities import Asked, Unit, figure, written
 from tools.simulate.reports.result import GroupResult, SimulationResult
 
 _HEAD = ("answers", "p50", "p95", "rate", "joint accuracy", "spend", "calls", "lost answers")
@@ -20,13 +20,6 @@ _COMPARED = (
 )  # fmt: skip
 _COMPARED_BY_GROUP = ("p50", "p95", "rate", "λ", "joint accuracy", "spend", "energy")
 _ABOUT = ("Devices", "Device", "Link", "Target rate τ", "Target rate τ, learning")
-_LATENCIES = {
-    "p50": quantile(0.5),
-    "p95": quantile(0.95),
-    "p99": quantile(0.99),
-    "p50 first token": quantile(0.5, first=True),
-    "p95 first token": quantile(0.95, first=True),
-}
 WORDS = {
     "answers": "Answers",
     "p50": "Half answered within",
@@ -66,11 +59,6 @@ class Difference:
     first: str
     second: str
     difference: str
-
-
-def figure(name: str) -> Quantity:
-    """The quantity of this name, latencies included."""
-    return _LATENCIES.get(name) or QUANTITIES[name]
 
 
 def overview(result: SimulationResult) -> list[tuple[str, str]]:

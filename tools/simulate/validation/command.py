@@ -213,7 +213,7 @@ def simulate(archive: Archive, out: Path, say: Tell) -> Simulated:
         fitted = fit_mind(archive.known.prompts)
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             steps = replayed_steps(lessons, fitted, cloud, profile, link, Path(folder))
-        mind = {"theta": asdict(fitted.mind), "nature": asdict(fitted.nature), "prompts": len(fitted.prompts)}
+        mind = {"theta": fitted.mind.model_dump(), "nature": fitted.nature.model_dump(), "prompts": len(fitted.prompts)}
     return Simulated(Run(answers, steps, archive.dual_init), local, cloud, mind)
 
 

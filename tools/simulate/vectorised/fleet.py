@@ -205,7 +205,7 @@ class _Group:
         self.part, self.tally = part, tally
         self._scenario, self._draws, self._offset, self._task = scenario, draws, offset, task
         self._speed, self._link = hardware
-        self._mind, self._nature = part.mind.value(), part.nature.value()
+        self._mind, self._nature = part.mind, part.nature
         self._dials = None if part.dial is None else FleetDials(part.devices, part.dial)
         self._most_tokens = most_tokens(part.tokens)
         self._token_s = 1.0 / self._speed.decode_rate(1)
