@@ -7,11 +7,11 @@ as the system does. What SQLite or a checkpoint had not synced yet is not lost h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
@@ -27,14 +27,7 @@ from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import (
-    CloudCall,
-    CloudCompletion,
-    CloudDelta,
-    StepClosed,
-    StepOpened,
-    StepUnits,
-)
+from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
@@ -78,6 +71,7 @@ _POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
 _MOST_LOCAL_TOKENS = 1024
 Failpoint = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -117,8 +111,7 @@ class LoggedClient(SimulatedClient):
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
-        completion: CloudCompletion = await self._noted("complete", self._known(call), super().complete(call, deadline_s))
-        return completion
+        return await self._noted("complete", self._known(call), super().complete(call, deadline_s))
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
@@ -136,26 +129,22 @@ class LoggedClient(SimulatedClient):
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""
-        completion: CloudCompletion = await self._noted("get_call", call_key, super().get_call(call_key))
-        return completion
+        return await self._noted("get_call", call_key, super().get_call(call_key))
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
         opening = super().open_step(task, step, planned_prompts, group_size, target_rate)
-        opened: StepOpened = await self._noted("open_step", f"{task}#{step}", opening)
-        return opened
+        return await self._noted("open_step", f"{task}#{step}", opening)
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step."""
-        closing = super().close_step(task, step, units)
-        closed: StepClosed = await self._noted("close_step", f"{task}#{step}", closing)
-        return closed
+        return await self._noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
 
     def _known(self, call: CloudCall) -> str:
         self._notebook.calls[call.call_key] = call
         return call.call_key
 
-    async def _noted(self, what: str, key: str, asking: Any) -> Any:
+    async def _noted(self, what: str, key: str, asking: Awaitable[T]) -> T:
         self._note(what, key, "asked")
         try:
             value = await asking

@@ -10,14 +10,13 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import grpc
 
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S
-from tools.simulate.fleet.spans import ENDLESS, Span, hours_of_a_day
 from tools.simulate.virtual.loop import is_alive
 from tools.simulate.virtual.network import Exchange, Network, ServiceEndpoint, SimulatedChannel
 
@@ -25,6 +24,10 @@ OVERHEAD_BYTES = 120
 """Of every message: HTTP/2 frames and headers, TLS, IP."""
 PATIENCE_S = 40.0
 """How long a connection over a dead link lasts: 30 s until a keep-alive is sent, 10 s until it counts as unanswered."""
+
+
+Span = tuple[float, float]
+"""From when until when, in virtual seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,16 @@ class FleetChannel(SimulatedChannel):
             self._watch_outages()
 
 
+def covered_s(spans: Iterable[Span], begins: float, ends: float) -> float:
+    """Seconds of this interval that lie in any of the spans."""
+    covered, seen = 0.0, begins
+    for first, last in sorted(spans):
+        first, last = max(first, seen), min(last, ends)
+        if last > first:
+            covered, seen = covered + (last - first), last
+    return covered
+
+
 def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
     at = 0.0
     while model.mean_up_s is not None and model.mean_down_s > 0.0:
@@ -223,10 +236,11 @@ def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
 
 
 def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
-    if model.offline_hours is not None and (hours := hours_of_a_day(model.offline_hours)):
-        first, lasts_s, midnight = model.offline_hours[0], hours * HOUR_S, -starts_at_h * HOUR_S - DAY_S
-        if hours == 24.0:
-            yield Outage(*ENDLESS)
+    if model.offline_hours is not None:
+        first, last = model.offline_hours
+        lasts_s, midnight = ((last - first) % 24.0 or 24.0) * HOUR_S, -starts_at_h * HOUR_S - DAY_S
+        if lasts_s == DAY_S:
+            yield Outage(-DAY_S, 1e9)  # longer than any scenario
         while True:
             began = midnight + first * HOUR_S
             yield Outage(began, began + lasts_s)

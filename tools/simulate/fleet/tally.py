@@ -129,12 +129,12 @@ class GroupTally:
             answers={source: self._total[source].total() for source in used},
             latency_first={source: _histogram(self._first[source], self._first_s[source]) for source in used},
             latency_total={source: _histogram(self._total[source], self._total_s[source]) for source in used},
-            assist_rate=_share(total.from_cloud, total.answers),
-            settled_assist_rate=_share(settled.from_cloud, settled.answers),
-            training_assist_rate=_share(total.asking, total.units),
-            settled_training_assist_rate=_share(settled.asking, settled.units),
-            accuracy=_share(total.right, total.answers),
-            local_accuracy=_share(total.stayed_right, total.stayed),
+            assist_rate=share(total.from_cloud, total.answers),
+            settled_assist_rate=share(settled.from_cloud, settled.answers),
+            training_assist_rate=share(total.asking, total.units),
+            settled_training_assist_rate=share(settled.asking, settled.units),
+            accuracy=share(total.right, total.answers),
+            local_accuracy=share(total.stayed_right, total.stayed),
             dual=mean(figures.dual for figures in devices) if learns else None,
             steps=sum(figures.steps for figures in devices),
             calls=sum(figures.calls for figures in devices),
@@ -151,11 +151,11 @@ class GroupTally:
     def _series(self, intervals: Sequence[Interval], target_rate: float, training_target_rate: float | None) -> Series:
         return Series(
             at_s=[rounded(sample.at_s) for sample in self.samples],
-            assist_rate=[_share(each.from_cloud, each.answers) for each in intervals],
-            training_assist_rate=[_share(each.asking, each.units) for each in intervals],
+            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
+            training_assist_rate=[share(each.asking, each.units) for each in intervals],
             dual=[rounded(sample.dual) for sample in self.samples],
-            joint_accuracy=[_share(each.right, each.answers) for each in intervals],
-            local_accuracy=[_share(each.stayed_right, each.stayed) for each in intervals],
+            joint_accuracy=[share(each.right, each.answers) for each in intervals],
+            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
             answers=[each.answers for each in intervals],
             cloud_calls=[each.calls for each in intervals],
             spend_uusd=[each.spend_uusd for each in intervals],
@@ -196,7 +196,8 @@ def jain_index(values: Sequence[float]) -> float | None:
     return rounded(sum(values) ** 2 / (len(values) * squares)) if squares else None
 
 
-def _share(part: int, whole: int) -> float | None:
+def share(part: int, whole: int) -> float | None:
+    """part / whole, None where there is no whole."""
     return rounded(part / whole) if whole else None
 
 

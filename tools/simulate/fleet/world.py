@@ -21,7 +21,7 @@ from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Span, covered_s
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
 from tools.simulate.fleet.profiles import load_device, load_link
@@ -34,7 +34,6 @@ from tools.simulate.fleet.scenario import (
     GroupPart,
     Scenario,
 )
-from tools.simulate.fleet.spans import Span, covered_s
 from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.clock import EPOCH, VirtualClock

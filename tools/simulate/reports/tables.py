@@ -13,11 +13,6 @@ _GROUPED = (
     "answers", "p50", "p95", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy", "learning steps", "calls",
     "spend", "refusals", "lost answers", "online", "energy", "battery empty",
 )  # fmt: skip
-_COMPARED = (
-    "answers", "p50", "p95", "p99", "p50 first token", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy",
-    "calls", "spend", "spend per answer", "fairness", "queue", "in flight", "refusals", "lost answers", "cloud errors", "ledger violations",
-    "coordinator up", "online", "learning steps", "energy", "battery empty",
-)  # fmt: skip
 _COMPARED_BY_GROUP = ("p50", "p95", "rate", "λ", "joint accuracy", "spend", "energy")
 _ABOUT = ("Devices", "Device", "Link", "Target rate τ", "Target rate τ, learning")
 WORDS = {
@@ -32,7 +27,6 @@ WORDS = {
     "λ": "λ at the end",
     "joint accuracy": "Right, all answers",
     "local accuracy": "Right, local alone",
-    "learning steps": "Learning steps",
     "calls": "Cloud calls",
     "spend": "Spend",
     "spend per answer": "Spend per answer",
@@ -45,10 +39,11 @@ WORDS = {
     "ledger violations": "Ledger violations",
     "coordinator up": "Coordinator up",
     "online": "Devices online",
+    "learning steps": "Learning steps",
     "energy": "Energy",
     "battery empty": "Battery empty",
 }
-"""How figures are called in tables, for who runs a fleet."""
+"""How figures are called in tables, for who runs a fleet; all of them are compared, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ def reasons(result: SimulationResult) -> list[tuple[str, str, int]]:
 
 def differences(first: SimulationResult, second: SimulationResult) -> list[Difference]:
     """The fleet's figures of two runs, then those of the groups that both have."""
-    rows = [_difference(name, "", Asked(first, first.groups), Asked(second, second.groups)) for name in _COMPARED]
+    rows = [_difference(name, "", Asked(first, first.groups), Asked(second, second.groups)) for name in WORDS]
     others = {group.name: group for group in second.groups}
     for group in first.groups:
         if group.name in others and len(first.groups) > 1:

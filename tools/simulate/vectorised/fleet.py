@@ -21,12 +21,12 @@ from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
-from tools.simulate.fleet.tally import jain_index, quantiles
+from tools.simulate.fleet.tally import jain_index, quantiles, share
 from tools.simulate.reports.result import FORMAT, SOURCES, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.vectorised.cloud import ANSWERED, REFUSED, Calls, Cloud, Replies
 from tools.simulate.vectorised.dials import FleetDials
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
-from tools.simulate.vectorised.tally import Tally, share
+from tools.simulate.vectorised.tally import Tally
 
 STRETCH_S = 60.0
 LOCAL, CLOUD, FALLBACK = range(len(SOURCES))
