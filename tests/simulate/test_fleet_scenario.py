@@ -16,7 +16,6 @@ from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.fleet.table import schema_table
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.result import SimulationResult
-from tools.simulate.sweeps.command import check_scenario, read_scenario
 from tools.simulate.virtual.loop import Deadlock
 
 HERE = Path(__file__).resolve().parents[2] / "tools" / "simulate"
@@ -41,7 +40,6 @@ def test_paths_in_a_scenario_begin_at_its_own_folder_and_set_ones_here(tmp_path:
     assert load_link(own.link).rtt_s == 0.007
     assert load_device(own.device).model == "m"
     assert (known.link, known.device) == ("home-wifi", "laptop-nvidia-8gb")
-    assert read_scenario(path)["groups"][0]["link"] == own.link
     assert load_link(load_scenario(path, ["groups.0.link=own.yaml"]).groups[0].link).rtt_s == 0.9
     with pytest.raises(UsageError, match="there is no link wfi"):
         load_link(wrong.link)
@@ -137,15 +135,6 @@ def test_what_cannot_be_played_ends_with_2_and_one_line_that_names_it(
     assert main(["run", str(tmp_path / "day.yaml"), *engine]) == 2
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1
-
-
-def test_a_sweeps_scenario_is_refused_with_file_and_line_where_the_file_is_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "day.yaml"
-    path.write_text("about: x\ngroups:\n  - {name: a, device: phone, link: office, devices: none}\n")
-    with pytest.raises(ConfigError, match=r"day.yaml:3: groups.0.devices must be a whole number"):
-        check_scenario(read_scenario(path), path)
-    with pytest.raises(UsageError, match="groups"):
-        check_scenario({"about": "x"})
 
 
 # the command -------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +19,10 @@ import yaml
 
 from edge.core.errors import EdgeError, UsageError
 from tests.simulate import fake_fleet
+from tests.simulate import fleet_worlds as worlds
 from tests.simulate.fleet_worlds import device_file, group, link_file
 from tools.simulate.__main__ import main
+from tools.simulate.reports.result import SimulationResult
 from tools.simulate.sweeps import engines, plan
 from tools.simulate.sweeps.command import sweep
 from tools.simulate.sweeps.engines import Failed, Finished, kept, play_all
@@ -29,14 +31,13 @@ from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of, 
 RUN = "tests.simulate.fake_fleet:run_scenario"
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO: dict[str, Any] = {
-    "about": "A fake.",
     "seed": 5,
-    "groups": [{"name": "laptops", "questions_per_day": 10}, {"name": "phones"}],
+    "groups": [group("laptops", questions_per_day=10), group("phones", questions_per_day=30)],
 }
 
 
-def varied(*texts: str, seeds: int = 1, **changed: Any) -> list[Job]:
-    return jobs_of({**SCENARIO, **changed}, [Variation.of(text) for text in texts], seeds)
+def varied(*texts: str, seeds: int = 1, **told: Any) -> list[Job]:
+    return jobs_of({**SCENARIO, "about": json.dumps(told)}, [Variation.of(text) for text in texts], seeds)
 
 
 class InThisProcess:
@@ -102,7 +103,7 @@ def test_a_variation_that_cannot_be_is_refused(texts: list[str], says: str) -> N
 
 
 def test_a_result_belongs_to_the_scenario_the_seed_and_the_ingredients_it_was_made_of() -> None:
-    here, elsewhere = varied("groups.*.dial=0.1")[0], varied("groups.*.dial=0.1", about="Another one.")[0]
+    here, elsewhere = varied("groups.*.dial=0.1")[0], varied("groups.*.dial=0.1", other=1)[0]
     assert here.label == elsewhere.label
     assert here.file_name != elsewhere.file_name
     assert here.file_name == varied("groups.*.dial=0.1")[0].file_name
@@ -113,7 +114,7 @@ def test_a_result_belongs_to_the_scenario_the_seed_and_the_ingredients_it_was_ma
 
 def test_ingredients_are_device_link_and_program_and_no_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, device = link_file(tmp_path), device_file(tmp_path)
-    scenario = {"about": "x", "groups": [group(link=str(link), device=str(device))]}
+    scenario = worlds.scenario(group(link=str(link), device=str(device)))
     seen = [ingredients_of(scenario)]
     link.write_text(f"# a remark\n{link.read_text()}")
     assert ingredients_of(scenario) == seen[0]
@@ -172,17 +173,12 @@ async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path)
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Callable[..., Path]:
-    def write(**changed: Any) -> Path:
+    def write(assertions: Sequence[Any] = (), **told: Any) -> Path:
         path = tmp_path / "day.yaml"
-        path.write_text(yaml.safe_dump({**SCENARIO, **changed}))
+        path.write_text(yaml.safe_dump({**SCENARIO, "about": json.dumps(told), "assertions": [*assertions]}))
         return path
 
     return write
-
-
-def anything(scenario: Mapping[str, Any]) -> str:
-    """Every scenario is good."""
-    return ""
 
 
 def chosen(path: Path, out: Path, *vary: str, seeds: int = 1, engine: str = "processes") -> argparse.Namespace:
@@ -194,8 +190,8 @@ def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anyt
 ) -> None:
     path, out = scenario(count=str(tmp_path / "count"), assertions=[{"metric": "p95", "op": "<", "value": 4}]), tmp_path / "out"
     asked = ("groups.*.questions_per_day=10,60",)
-    assert sweep(chosen(path, out, *asked), run=RUN, check=anything) == 1
-    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN, check=anything) == 1
+    assert sweep(chosen(path, out, *asked), run=RUN) == 1
+    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN) == 1
     assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
     said = capsys.readouterr()
     assert "2 of 4 runs are in" in said.err.replace("\n", " ")
@@ -210,38 +206,34 @@ def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anyt
 
 
 def test_what_other_ingredients_gave_is_played_again_and_seeds_alone_may_differ(
-    tmp_path: Path, scenario: Callable[..., Path]
+    tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = scenario(count=str(tmp_path / "count"))
     for ingredient in ("old", "old", "new"):
-        assert sweep(chosen(path, tmp_path / "out", seeds=2), run=RUN, check=lambda _, what=ingredient: what) == 0
+        monkeypatch.setattr("tools.simulate.sweeps.command.ingredients_of", lambda _, what=ingredient: what)
+        assert sweep(chosen(path, tmp_path / "out", seeds=2), run=RUN) == 0
     assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
     assert "Charts" not in (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
 
 
 def test_failed_runs_are_told_on_the_page_or_where_all_failed_in_one_line(tmp_path: Path, scenario: Callable[..., Path]) -> None:
-    assert sweep(chosen(scenario(fail=6), tmp_path / "out", "groups.*.dial=0.1", seeds=2), run=RUN, check=anything) == 1
+    assert sweep(chosen(scenario(fail=6), tmp_path / "out", "groups.*.dial=0.1", seeds=2), run=RUN) == 1
     page = (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
     assert "dial=0.1 seed=6</b>" in page and "seed 6 was told to fail; try another one" in page
     with pytest.raises(EdgeError, match="no run gave a result; the first: seed 5 was told to fail"):
-        sweep(chosen(scenario(fail=5), tmp_path / "none", "groups.*.dial=0.1"), run=RUN, check=anything)
+        sweep(chosen(scenario(fail=5), tmp_path / "none", "groups.*.dial=0.1"), run=RUN)
 
 
 def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
-    def refuse(scenario: Mapping[str, Any]) -> str:
-        if scenario["groups"][0]["dial"] > 1:
-            raise UsageError("dial must be at most 1")
-        return ""
-
-    with pytest.raises(UsageError, match="at most 1"):
-        sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN, check=refuse)
+    with pytest.raises(UsageError, match=r"groups.0.dial"):
+        sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN)
     assert not (tmp_path / "count").exists()
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "cannot be read"), ("a: [", "is no YAML"), ("- 1", "is no scenario"), ("about: x", "day.yaml: groups is required")],
+    [(None, "day.yaml"), ("a: [", "day.yaml"), ("- 1", "day.yaml"), ("about: x", "day.yaml: groups is required")],
 )
 def test_what_is_no_scenario_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
@@ -280,7 +272,7 @@ async def test_ctrl_c_stops_what_runs_and_keeps_what_is_finished(tmp_path: Path,
 def interruptible(path: str, out: str) -> int:
     """What the process above runs: as the command does, with a fake in place of the run."""
     try:
-        return sweep(chosen(Path(path), Path(out), "groups.*.dial=0.1", seeds=2), run=RUN, check=anything)
+        return sweep(chosen(Path(path), Path(out), "groups.*.dial=0.1", seeds=2), run=RUN)
     except KeyboardInterrupt:
         return 130
 
@@ -321,11 +313,11 @@ def test_with_ray_the_same_results_come_and_ray_is_let_go(
     ray = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     path = scenario()
-    assert sweep(chosen(path, tmp_path / "ray", "groups.*.dial=0.1", engine="ray"), run=RUN, check=anything) == 0
+    assert sweep(chosen(path, tmp_path / "ray", "groups.*.dial=0.1", engine="ray"), run=RUN) == 0
     assert ray.said == ["init", "shutdown"]
     job = varied("groups.*.dial=0.1")[0]
-    found = kept(tmp_path / "ray", job)
-    assert found is not None and found.result == fake_fleet.run_scenario(job.scenario, job.seed)
+    (file,) = (tmp_path / "ray").glob("dial*.json")
+    assert SimulationResult.from_json(file.read_bytes()) == fake_fleet.run_scenario(job.scenario, job.seed)
 
 
 async def test_a_failed_task_of_ray_is_one_line_and_a_stopped_one_is_cancelled(tmp_path: Path) -> None:
@@ -347,5 +339,5 @@ def test_without_ray_one_line_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EdgeError, match="--engine ray needs Ray") as refusal:
-        sweep(chosen(scenario(), tmp_path / "out", "groups.*.dial=0.1", engine="ray"), run=RUN, check=anything)
+        sweep(chosen(scenario(), tmp_path / "out", "groups.*.dial=0.1", engine="ray"), run=RUN)
     assert "'.[ray]'" in refusal.value.hint

@@ -141,50 +141,46 @@ class Scenario:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is special about it, by names of FEATURES and AGENT_FEATURES."""
-        terms, agents = self.terms, self.agents
-        found = {f"scenario of scope {task.scope}" for task in terms.tasks.values()}
-        found |= {f"scenario with answer cache {task.answer_cache}" for task in terms.tasks.values()}
-        found |= {"scenario without step credit" for task in terms.tasks.values() if task.credit_factor is None}
-        found |= {"scenario with a schedule of τ" for task in terms.tasks.values() if task.schedule}
-        held = {
-            "scenario without an answer cache": not terms.answers_cached,
-            "scenario with floors": terms.floor_ppm > 0,
-            "scenario with windows": bool(terms.windows),
-            "scenario with rate limits": (terms.device_rate or terms.fleet_rate) is not None,
-            "scenario with two tasks": len(self.tasks) > 1,
-            "scenario with watchers": self.watched,
-            "scenario with an administrator": self.administered,
-            "scenario with a sick disk": sum(fault.kind in DISK_FAILURES for fault in self.faults) >= SICK_FAILURES,
-            "agent with a dial": any(agent.dial is not None for agent in agents),
-            "agent with a daily limit of calls": any(agent.calls_limit is not None for agent in agents),
-            "agent with a daily limit of spend": any(agent.spend_limit_uusd is not None for agent in agents),
-            "agent that only answers": any(not agent.steps for agent in agents),
-        }
-        return tuple(sorted(found | {name for name, holds in held.items() if holds}))
+        """What is special about it."""
+        return tuple(sorted(name for name, has in {**SCENARIOS, **OF_AGENTS}.items() if has(self)))
 
 
-SCENARIOS = frozenset(
-    {
-        *(f"scenario of scope {scope}" for scope in DUAL_SCOPES),
-        *(f"scenario with answer cache {cache}" for cache in ("off", "device", "fleet")),
-        "scenario without an answer cache",
-        "scenario without step credit",
-        "scenario with a schedule of τ",
-        "scenario with floors",
-        "scenario with windows",
-        "scenario with rate limits",
-        "scenario with two tasks",
-        "scenario with watchers",
-        "scenario with an administrator",
-        "scenario with a sick disk",
-    }
-)
+def _any_task(holds: Callable[[TaskTerms], bool]) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(holds(task) for task in scenario.terms.tasks.values())
+
+
+def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(holds(agent) for agent in scenario.agents)
+
+
+SCENARIOS: dict[str, Callable[[Scenario], bool]] = {
+    **{f"scenario of scope {scope}": _any_task(lambda task, scope=scope: task.scope == scope) for scope in DUAL_SCOPES},
+    **{
+        f"scenario with answer cache {cache}": _any_task(lambda task, cache=cache: task.answer_cache == cache)
+        for cache in ("off", "device", "fleet")
+    },
+    "scenario without an answer cache": lambda scenario: not scenario.terms.answers_cached,
+    "scenario without step credit": _any_task(lambda task: task.credit_factor is None),
+    "scenario with a schedule of τ": _any_task(lambda task: bool(task.schedule)),
+    "scenario with floors": lambda scenario: scenario.terms.floor_ppm > 0,
+    "scenario with windows": lambda scenario: bool(scenario.terms.windows),
+    "scenario with rate limits": lambda scenario: (scenario.terms.device_rate or scenario.terms.fleet_rate) is not None,
+    "scenario with two tasks": lambda scenario: len(scenario.tasks) > 1,
+    "scenario with watchers": lambda scenario: scenario.watched,
+    "scenario with an administrator": lambda scenario: scenario.administered,
+    "scenario with a sick disk": lambda scenario: sum(each.kind in DISK_FAILURES for each in scenario.faults) >= SICK_FAILURES,
+}
+OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
+    "agent with a dial": _any_agent(lambda agent: agent.dial is not None),
+    "agent with a daily limit of calls": _any_agent(lambda agent: agent.calls_limit is not None),
+    "agent with a daily limit of spend": _any_agent(lambda agent: agent.spend_limit_uusd is not None),
+    "agent that only answers": _any_agent(lambda agent: not agent.steps),
+}
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
-FEATURES = (
-    SCENARIOS
-    | MESSAGES
-    | {
+FEATURES = frozenset(
+    {
+        *SCENARIOS,
+        *MESSAGES,
         *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
         "scope of a λ changed",
         "shared λ begun by a task that waits",
@@ -222,11 +218,9 @@ FEATURES = (
         "reload of a running coordinator",
     }
 )
-AGENT_FEATURES = MESSAGES | {
-    "agent with a dial",
-    "agent with a daily limit of calls",
-    "agent with a daily limit of spend",
-    "agent that only answers",
+AGENT_FEATURES = {
+    *MESSAGES,
+    *OF_AGENTS,
     "scenario with two tasks",
     "answer local",
     "answer cloud",

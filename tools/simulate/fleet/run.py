@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.core.errors import EdgeError, UsageError
-from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
+from edge.core.errors import EdgeError
+from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate
 from tools.simulate.reports.places import check_files, put
@@ -89,11 +88,7 @@ def _write(result: SimulationResult, json: Path | None, html: Path | None) -> No
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
-    try:
-        checked = Scenario.model_validate({**scenario, "seed": seed})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    checked = scenario_of({**scenario, "seed": seed})
     return judged(play(checked, "sweep", told=False)[0], checked)
 
 

@@ -26,6 +26,7 @@ from coordinator.config import (
 )
 from edge.config.loader import ValueAt
 from edge.config.schema import Rate, Section
+from edge.core.errors import UsageError
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS
@@ -313,6 +314,16 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
     found = files.read(Scenario, Path(path), sets, example="lasts_h=24")
     groups = [_at_home(group, place, found.origins, Path(path).parent) for place, group in enumerate(found.config.groups)]
     return found.config.model_copy(update={"groups": tuple(groups)})
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """A scenario of values that were changed since they were read. Raises UsageError, in one line."""
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "scenario"
+        raise UsageError(f"{place}: {first['msg']}", hint="see tools/simulate/README.md") from None
 
 
 def _at_home(group: GroupPart, place: int, origins: Mapping[str, str], folder: Path) -> GroupPart:
