@@ -148,9 +148,9 @@ def test_two_runs_are_put_side_by_side_by_figure_and_group(runs: tuple[str, str]
     ("text", "says"),
     [
         (None, "cannot be read"),
-        (b"[1]", "is no result of a simulation"),
+        (b"[1]", "other.json is no such file"),
         (b'{"format": 99}', "has format 99"),
-        (b'{"format": 1, "scenario": 5}', "is damaged"),
+        (b'{"format": 1, "scenario": 5}', "other.json is no such file"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(

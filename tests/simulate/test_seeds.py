@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulate.seeds import explored, of_today
 from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.explore import AGENTS, COORDINATOR, INVARIANTS, Kind, run_seed
+from tools.simulate.faults.explore import AGENTS, COORDINATOR, INVARIANTS, Kind, played
 
 KINDS = pytest.mark.parametrize("kind", [COORDINATOR, AGENTS], ids=lambda kind: kind.name)
 EVERY_RUN = 300
@@ -52,20 +52,20 @@ def test_no_seed_of_a_long_run_violates_an_invariant_and_nothing_is_never_met(ki
 def test_a_seed_that_once_violated_an_invariant_does_so_no_more(kind: Kind, seed: int) -> None:
     """8003517: a call refused after prices had risen was weighed by the smaller holds of before. 900139, 900698: a step made offline had
     the number of a report that waited. 900173, 900874: people's pauses outlasted the world."""
-    assert run_seed(seed, kind).verdict.violations == []
+    assert played(kind.draw(seed)).verdict.violations == []
 
 
 @KINDS
 def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process(kind: Kind) -> None:
     """Neither the hashes of strings nor the addresses of objects decide anything."""
     seeds = range(40, 60) if kind is COORDINATOR else (2, 7, 8)
-    program = f"from tools.simulate.faults.explore import KINDS, run_seed; kind = KINDS[{kind.name!r}]\n"
-    program += f"print([run_seed(seed, kind).digest for seed in {seeds!r}])"
+    program = f"from tools.simulate.faults.explore import KINDS, played; kind = KINDS[{kind.name!r}]\n"
+    program += f"print([played(kind.draw(seed)).digest for seed in {seeds!r}])"
 
     def digests(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
 
-    here = [run_seed(seed, kind).digest for seed in seeds]
+    here = [played(kind.draw(seed)).digest for seed in seeds]
     assert digests("1") == digests("2") == f"{here}\n"
     assert len(set(here)) == len(here)

@@ -30,7 +30,7 @@ from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
-from edge.state.events import Notice, StepFinished
+from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import (
@@ -92,10 +92,8 @@ class AgentNotes:
 
     asked: list[Asked] = field(default_factory=list)
     ledger: Notebook = field(default_factory=Notebook)
-    steps_begun: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     lives: int = 0
-    crashes: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -244,9 +242,7 @@ class AgentLife:
 
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
-        if isinstance(event, StepFinished):
-            self._notes.steps_begun.append(f"{event.task} {event.step}")
-        elif isinstance(event, Notice):
+        if isinstance(event, Notice):
             self._notes.notices.append(event.text)
 
     async def _learn(self) -> None:
@@ -482,7 +478,6 @@ class AgentMember:
         assert self._host is not None
         assert self._life is not None
         self._around.tell(f"{self.name} crashed")
-        self.notes.crashes += 1
         self._host.die()
         self._life.state.close()
         self._life = self._living = None

@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
@@ -26,12 +26,7 @@ PATIENCE_S = 40.0
 """How long a connection over a dead link lasts: 30 s until a keep-alive is sent, 10 s until it counts as unanswered."""
 
 
-Span = tuple[float, float]
-"""From when until when, in virtual seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(NamedTuple):
     """From when until when nothing passes, in virtual seconds."""
 
     began: float
@@ -72,12 +67,12 @@ class Link:
         self._forced = NEVER_YET
         self._ahead, self._hours = deque([NEVER]), NEVER
 
-    def outages_until(self, at: float) -> list[Span]:
+    def outages_until(self, at: float) -> list[Outage]:
         """Those that began before `at` and were not over when this was asked the last time, in no order; some may overlap."""
         self.up_again(at)
         begun = [each for each in (*self._over, *self._ahead, self._hours, self._forced) if each.began < at]
         self._over = [each for each in self._over if each.ends > at]
-        return [(each.began, each.ends) for each in begun]
+        return begun
 
     def up_again(self, now: float) -> float:
         """When something passes again; `now` itself while the link is up."""
@@ -215,10 +210,10 @@ class FleetChannel(SimulatedChannel):
             self._watch_outages()
 
 
-def covered_s(spans: Iterable[Span], begins: float, ends: float) -> float:
-    """Seconds of this interval that lie in any of the spans."""
+def covered_s(outages: Iterable[Outage], begins: float, ends: float) -> float:
+    """Seconds of this interval that lie in any of them."""
     covered, seen = 0.0, begins
-    for first, last in sorted(spans):
+    for first, last in sorted(outages):
         first, last = max(first, seen), min(last, ends)
         if last > first:
             covered, seen = covered + (last - first), last

@@ -21,7 +21,7 @@ from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Span, covered_s
+from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Outage, covered_s
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
 from tools.simulate.fleet.profiles import load_device, load_link
@@ -89,7 +89,7 @@ class FleetWorld:
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
         self._series = CloudResult([], [], [], [], [], [], [], [], [], {}, 0, None)
-        self._down: list[Span] = []
+        self._down: list[Outage] = []
         self._still_asking = scenario.devices
         self._all_asked = asyncio.Event()
         most = max(most_tokens(group.part.tokens) for group in self._groups)
@@ -224,12 +224,12 @@ class FleetWorld:
     async def _coordinator_down(self, seconds: float) -> None:
         self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
         began, place = self.loop.time(), len(self._down)
-        self._down.append((began, math.inf))
+        self._down.append(Outage(began, math.inf))
         self.site.kill()
         await asyncio.sleep(seconds)
         self.site.start()
         await self._until_served()
-        self._down[place] = began, self.loop.time()
+        self._down[place] = Outage(began, self.loop.time())
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
         self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")

@@ -102,8 +102,15 @@ def _training_rate(asked: Asked) -> float | None:
 def _joint_accuracy(asked: Asked) -> float | None:
     if not asked.settled:
         return weighted([(each.accuracy, answers_of(each)) for each in asked.groups])
-    pairs = [each for group in asked.groups for each in after_warm_up(asked.result, group, group.series.joint_accuracy)]
-    return weighted(pairs)
+    return _settled(asked, lambda group: group.series.joint_accuracy, lambda group: group.series.answers)
+
+
+def _settled(
+    asked: Asked, values: Callable[[GroupResult], Sequence[float | None]], weights: Callable[[GroupResult], Sequence[float]]
+) -> float | None:
+    """Mean over the intervals after the warm-up."""
+    rows = [row for group in asked.groups for row in zip(group.series.at_s, values(group), weights(group), strict=True)]
+    return weighted([(value, weight) for at, value, weight in rows if at > asked.result.warm_up_s])
 
 
 def _local_accuracy(asked: Asked) -> float | None:
@@ -113,22 +120,7 @@ def _local_accuracy(asked: Asked) -> float | None:
 def _dual(asked: Asked) -> float | None:
     if not asked.settled:
         return weighted([(each.dual, each.devices) for each in asked.groups])
-    begins = asked.result.warm_up_s
-    pairs = [
-        (value, float(group.devices))
-        for group in asked.groups
-        for at, value in zip(group.series.at_s, group.series.dual, strict=True)
-        if at > begins
-    ]
-    return weighted(pairs)
-
-
-def after_warm_up(
-    result: SimulationResult, group: GroupResult, values: Sequence[float | None]
-) -> list[tuple[float | None, float]]:
-    """(value, answers) of each interval after the warm-up."""
-    rows = zip(group.series.at_s, values, group.series.answers, strict=True)
-    return [(value, float(answers)) for at, value, answers in rows if at > result.warm_up_s]
+    return _settled(asked, lambda group: group.series.dual, lambda group: [group.devices] * len(group.series.at_s))
 
 
 def _off_target(asked: Asked, *, training: bool) -> float | None:

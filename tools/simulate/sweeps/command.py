@@ -70,17 +70,9 @@ def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
     jobs = [
         replace(job, ingredients=ingredients_of(scenario_of(job.scenario))) for job in jobs_of(scenario, variations, chosen.seeds)
     ]
-    _make(chosen.out)
     ends = _played(jobs, chosen, run)
     _tell(ends, variations, chosen.out, chosen.scenario.stem)
     return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}", hint="choose another place") from None
 
 
 def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[Finished | Failed]:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from tools.simulate.fleet.run import play
 from tools.simulate.fleet.scenario import Scenario, load_scenario
+from tools.simulate.reports.compare import read_result
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.result import GroupResult, SimulationResult, all_sources
 from tools.simulate.vectorised.fleet import run_vectorised
@@ -128,7 +129,7 @@ def figures(group: GroupResult) -> Iterator[tuple[str, float]]:
 
 def _exact(scenario: Scenario, name: str, file: Path | None) -> SimulationResult:
     if file is not None and file.exists():
-        return SimulationResult.from_json(file.read_bytes())
+        return read_result(file)
     result, _, _ = play(scenario, name, told=False)
     if file is not None:
         put(result.to_json(), file)
