@@ -145,8 +145,8 @@ class Scenario:
         return tuple(sorted(name for name, has in {**SCENARIOS, **OF_AGENTS}.items() if has(self)))
 
 
-def _any_task(holds: Callable[[TaskTerms], bool]) -> Callable[[Scenario], bool]:
-    return lambda scenario: any(holds(task) for task in scenario.terms.tasks.values())
+def _any_task(name: str, value: object) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(getattr(task, name) == value for task in scenario.terms.tasks.values())
 
 
 def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[Scenario], bool]:
@@ -154,14 +154,11 @@ def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[Scenario], bool]
 
 
 SCENARIOS: dict[str, Callable[[Scenario], bool]] = {
-    **{f"scenario of scope {scope}": _any_task(lambda task, scope=scope: task.scope == scope) for scope in DUAL_SCOPES},
-    **{
-        f"scenario with answer cache {cache}": _any_task(lambda task, cache=cache: task.answer_cache == cache)
-        for cache in ("off", "device", "fleet")
-    },
+    **{f"scenario of scope {scope}": _any_task("scope", scope) for scope in DUAL_SCOPES},
+    **{f"scenario with answer cache {cache}": _any_task("answer_cache", cache) for cache in ("off", "device", "fleet")},
     "scenario without an answer cache": lambda scenario: not scenario.terms.answers_cached,
-    "scenario without step credit": _any_task(lambda task: task.credit_factor is None),
-    "scenario with a schedule of τ": _any_task(lambda task: bool(task.schedule)),
+    "scenario without step credit": _any_task("credit_factor", None),
+    "scenario with a schedule of τ": lambda scenario: any(task.schedule for task in scenario.terms.tasks.values()),
     "scenario with floors": lambda scenario: scenario.terms.floor_ppm > 0,
     "scenario with windows": lambda scenario: bool(scenario.terms.windows),
     "scenario with rate limits": lambda scenario: (scenario.terms.device_rate or scenario.terms.fleet_rate) is not None,

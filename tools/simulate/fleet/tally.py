@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
@@ -110,21 +109,26 @@ class GroupTally:
         self,
         devices: Sequence[DeviceFigures],
         *,
+        name: str,
+        profile: str,
+        link: str,
         target_rate: float,
         training_target_rate: float | None,
         learns: bool,
         energy_wh: float,
         battery_empty_s: float,
-        **about: Any,
+        lost: int,
     ) -> GroupResult:
-        """Everything together. `learns`: whether there is a λ to tell of; `about`: what else a `GroupResult` says and is not counted."""
+        """Everything together. `learns`: whether there is a λ to tell of."""
         intervals, total, settled = self.intervals(), Interval(), self._settled
         for interval in intervals:
             total = total.plus(interval)
         used = [source for source in SOURCES if self._total[source]]
         return GroupResult(
-            **about,
+            name=name,
             devices=len(devices),
+            profile=profile,
+            link=link,
             target_rate=rounded(target_rate),
             answers={source: self._total[source].total() for source in used},
             latency_first={source: _histogram(self._first[source], self._first_s[source]) for source in used},
@@ -145,6 +149,7 @@ class GroupTally:
             calls_by_device=quantiles([figures.calls for figures in devices]),
             spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
             series=self._series(intervals, target_rate, training_target_rate),
+            lost=lost,
             training_target_rate=rounded(training_target_rate),
         )
 
