@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, ProgressColumn, Task
 from rich.table import Table
+from rich.text import Text
 
 from edge.core.errors import EdgeError
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
@@ -27,7 +27,6 @@ from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
 
 SHM = Path("/dev/shm")
-_TELL_EVERY_S = 1.0
 _VIOLATIONS_TOLD = 10
 
 
@@ -99,7 +98,7 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
     """
     with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
         world = FleetWorld(scenario, name, Path(folder))
-        with _progress(world) if told else nullcontext():
+        with _progress(world, told):
             try:
                 result = world.run()
             except Deadlock as error:
@@ -137,23 +136,14 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
         console.print(f"... and {len(violations) - _VIOLATIONS_TOLD} more")
 
 
-@contextmanager
-def _progress(world: FleetWorld) -> Iterator[None]:
-    """A line that says how far the world is, from a thread that only looks."""
-    over = threading.Event()
+def _progress(world: FleetWorld, told: bool) -> Progress:
+    """A line that says how far the world is, drawn by a thread that only looks."""
 
-    def tell() -> None:
-        while not over.wait(_TELL_EVERY_S):
+    class HowFar(ProgressColumn):
+        def render(self, task: Task) -> Text:
             hours = world.loop.time() / HOUR_S
-            print(
-                f"\r{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events ", end="", file=sys.stderr, flush=True
-            )
+            return Text(f"{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    progress = Progress(HowFar(), console=Console(stderr=True), transient=True, refresh_per_second=1, disable=not told)
+    progress.add_task("")
+    return progress
