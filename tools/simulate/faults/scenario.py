@@ -215,25 +215,27 @@ FEATURES = frozenset(
         "reload of a running coordinator",
     }
 )
-AGENT_FEATURES = {
-    *MESSAGES,
-    *OF_AGENTS,
-    "scenario with two tasks",
-    "answer local",
-    "answer cloud",
-    "answer local-fallback",
-    "answer refused",
-    "answer left by its person",
-    "answer cut by a crash",
-    "record of a call whose reply was lost",
-    "step reported",
-    "cut step finished after a crash",
-    "step reported out of the outbox",
-    "training call in the purse",
-    "training call that was not settled",
-    "learning call refused by the day's budget",
-    *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-}
+AGENT_FEATURES = frozenset(
+    {
+        *MESSAGES,
+        *OF_AGENTS,
+        "scenario with two tasks",
+        "answer local",
+        "answer cloud",
+        "answer local-fallback",
+        "answer refused",
+        "answer left by its person",
+        "answer cut by a crash",
+        "record of a call whose reply was lost",
+        "step reported",
+        "cut step finished after a crash",
+        "step reported out of the outbox",
+        "training call in the purse",
+        "training call that was not settled",
+        "learning call refused by the day's budget",
+        *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
+    }
+)
 
 
 def draw_scripted(seed: int) -> Scenario:
