@@ -30,7 +30,8 @@ def written(folder: Path, *groups: dict[str, Any], **values: Any) -> Path:
 
 def test_paths_in_a_scenario_begin_at_its_own_folder_and_set_ones_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    home.mkdir(), elsewhere.mkdir()
+    for folder in (home, elsewhere):
+        folder.mkdir()
     link_file(home, rtt_ms=7)
     link_file(elsewhere, rtt_ms=900)
     device_file(home)

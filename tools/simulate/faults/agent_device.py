@@ -7,15 +7,17 @@ as the system does. What SQLite or a checkpoint had not synced yet is not lost h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import DailyLimits
+from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, EdgeError
@@ -30,8 +32,10 @@ from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
-from edge.state.events import Notice
+from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
+from edge.state.reader import StateReader
+from edge.state.rows import Report, Terms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import (
     MAX_OUTPUT_TOKENS,
@@ -53,9 +57,6 @@ from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
 from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.loop import Host, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
-
-if TYPE_CHECKING:
-    from tools.simulate.faults.agent_checker import Kept
 
 POLICY = ClientPolicy()
 DEADLINE_S = 15.0
@@ -95,6 +96,50 @@ class AgentNotes:
     notices: list[str] = field(default_factory=list)
     lives: int = 0
     failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """A call of learning: what a call cost in micro-USD, on which day it was let out, and whether its end is known."""
+
+    day: str
+    spend_uusd: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a state folder has at the end, as plain values. `steps`: each with its task's step number, in the order of their commits."""
+
+    records: Mapping[str, dict[str, Any]]
+    steps: Sequence[tuple[StepFinished, int]]
+    outbox: Sequence[Report]
+    unconfirmed: Sequence[str]
+    purse: Mapping[str, Paid]
+    dial: HelpDial | None
+    terms: Mapping[str, Terms | None]
+    steps_done: int
+    cursors: Mapping[str, int]
+
+    @classmethod
+    def read(cls, state: StateReader, tasks: Iterable[str]) -> Kept:
+        """All of it out of an open folder."""
+        records = {str(key): json.loads(text) for key, text in state.rows("SELECT id, record FROM requests")}
+        places = [int(place) for (place,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
+        purse = state.rows("SELECT call_key, day, spend_uusd, settled FROM learning_spend")
+        names = tuple(tasks)
+        dials = state.rows("SELECT dial FROM dials WHERE task = ?", (names[0],))
+        return cls(
+            records=records,
+            steps=list(zip(state.steps(), places, strict=True)),
+            outbox=[report for _, report in state.unreported()],
+            unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
+            purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
+            dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
+            terms={task: state.terms(task) for task in names},
+            steps_done=state.position().steps_done,
+            cursors={str(source): int(place) for source, place in state.rows("SELECT source, position FROM cursors")},
+        )
 
 
 class LoggedClient(SimulatedClient):
@@ -469,9 +514,10 @@ class AgentMember:
         if self._life is not None:
             self._life.state.close()
 
-    def opened(self) -> SeededState:
-        """The folder of an agent that does not run."""
-        return SeededState(self._folder)
+    def read(self) -> None:
+        """Look at the folder of an agent that does not run."""
+        with SeededState(self._folder) as state:
+            self.kept = Kept.read(state, self.scenario.tasks)
 
     def _die(self) -> None:
         """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""

@@ -33,7 +33,6 @@ from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import SimulatedAdministrator
-from tools.simulate.faults.agent_checker import Kept
 from tools.simulate.faults.agent_device import LOOK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Notebook, ScriptedMember, Surroundings, last_questions
@@ -295,8 +294,7 @@ class World:
         await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._look_s)
         for agent in self.agents:
             await agent.stop()
-            with agent.opened() as state:
-                agent.kept = Kept.read(state, self.scenario.tasks)
+            agent.read()
 
     async def _end(self) -> None:
         """Wait until every lease that can be open is over, ask what became of everything, and stop."""
