@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,15 +17,16 @@ from tools.simulate.reports.result import SimulationResult
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
-    """Groups of the scenario, slower the more they are asked. `fail`: the seed that fails; `count`: a file that gets a line for each run;
-    `hang`: a file that is written before the run waits for ever."""
-    _note(scenario.get("count"), seed)
-    if scenario.get("fail") == seed:
+    """Groups of the scenario, slower the more they are asked. What else to do stands in `about`: `fail`, `crash`: the seed that does;
+    `count`: a file that gets a line for each run; `hang`: a file that is written before the run of seed `hang_at` waits for ever."""
+    told = json.loads(scenario["about"])
+    _note(told.get("count"), seed)
+    if told.get("fail") == seed:
         raise UsageError(f"seed {seed} was told to fail", hint="try another one")
-    if scenario.get("crash") == seed:
+    if told.get("crash") == seed:
         raise RuntimeError("nobody foresaw this")
-    if "hang" in scenario and seed == scenario["hang_at"]:
-        _note(scenario["hang"], seed)
+    if "hang" in told and seed == told["hang_at"]:
+        _note(told["hang"], seed)
         threading.Event().wait(3600)
     groups = [
         sample_group(
@@ -33,7 +35,7 @@ def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
         for group in scenario["groups"]
     ]
     claims = [Assertion.model_validate(each) for each in scenario.get("assertions", [])]
-    result = sample_result(seed, groups, scenario="fake", about=str(scenario.get("about", "")))
+    result = sample_result(seed, groups, scenario="fake", about="A fake.")
     return msgspec.structs.replace(result, assertions=evaluate(result, claims))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulate.fleet_worlds import in_virtual_time
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.virtual.loop import SeededLoop
@@ -15,25 +16,21 @@ from tools.simulate.virtual.loop import SeededLoop
 SPEED = DeviceSpeed("d", "m", 1000.0, ((1, 10.0), (4, 20.0)), 100.0, 1.0, 11.0)
 
 
-def in_virtual_time(work: Callable[[Machine], Awaitable[None]], speed: DeviceSpeed = SPEED) -> tuple[float, Machine]:
-    loop = SeededLoop(0)
-    machine = Machine(loop, speed)
-
-    async def main() -> float:
+def worked(work: Callable[[Machine], Awaitable[None]], speed: DeviceSpeed = SPEED) -> tuple[float, Machine]:
+    async def main(loop: SeededLoop) -> tuple[float, Machine]:
+        machine = Machine(loop, speed)
         await work(machine)
         machine.settle()
-        return loop.time()
+        return loop.time(), machine
 
-    took = loop.run_until_complete(main(), limit_s=1e6)
-    loop.close()
-    return took, machine
+    return in_virtual_time(main)
 
 
 def test_rows_that_are_decoded_together_share_the_rate_of_so_many() -> None:
     async def work(machine: Machine) -> None:
         await asyncio.gather(machine.decode(40, 2), machine.decode(40, 2))
 
-    assert in_virtual_time(work)[0] == pytest.approx(80 / 20.0)
+    assert worked(work)[0] == pytest.approx(80 / 20.0)
 
 
 def test_what_ends_first_leaves_its_share_to_the_others() -> None:
@@ -41,7 +38,7 @@ def test_what_ends_first_leaves_its_share_to_the_others() -> None:
         await asyncio.gather(machine.decode(10, 2), machine.decode(40, 2))
 
     rate_of_two = 10.0 + 10.0 / 3
-    assert in_virtual_time(work)[0] == pytest.approx(1.0 + 30 / rate_of_two)
+    assert worked(work)[0] == pytest.approx(1.0 + 30 / rate_of_two)
 
 
 def test_learning_stands_still_while_somebody_is_served() -> None:
@@ -53,7 +50,7 @@ def test_learning_stands_still_while_somebody_is_served() -> None:
 
         await asyncio.gather(machine.decode(40, 4), machine.compute(1.0), ask())
 
-    assert in_virtual_time(work)[0] == pytest.approx(5.0 + 1.0 + 2.0)
+    assert worked(work)[0] == pytest.approx(5.0 + 1.0 + 2.0)
 
 
 def test_work_that_is_given_up_takes_no_more_time() -> None:
@@ -64,7 +61,7 @@ def test_work_that_is_given_up_takes_no_more_time() -> None:
         await asyncio.gather(given_up, return_exceptions=True)
         await machine.compute(2.0)
 
-    assert in_virtual_time(work)[0] == pytest.approx(3.0)
+    assert worked(work)[0] == pytest.approx(3.0)
 
 
 def test_unbroken_work_slows_down_after_a_while_and_a_minute_of_rest_makes_up_for_it() -> None:
@@ -80,7 +77,7 @@ def test_unbroken_work_slows_down_after_a_while_and_a_minute_of_rest_makes_up_fo
             await machine.serve(11.0)
         marks.append(loop.time())
 
-    in_virtual_time(work, hot)
+    worked(work, hot)
     assert marks == pytest.approx([14.0, 14.0 + 61.0 + 12.0])
 
 
@@ -89,8 +86,7 @@ def test_energy_is_that_of_busy_and_of_idle_seconds() -> None:
         await machine.compute(1800.0)
         await asyncio.sleep(1800.0)
 
-    _, machine = in_virtual_time(work)
-    assert machine.busy_s == pytest.approx(1800.0)
+    _, machine = worked(work)
     assert machine.energy_wh == pytest.approx(0.5 * 11.0 + 0.5 * 1.0)
 
 
@@ -105,7 +101,7 @@ def test_a_battery_empties_at_its_time_and_is_full_when_it_was_charged() -> None
         machine.recharge()
         seen.append(machine.empty)
 
-    _, machine = in_virtual_time(work, replace(SPEED, battery_wh=12.0))
+    _, machine = worked(work, replace(SPEED, battery_wh=12.0))
     assert seen == [False, True, False]
     assert machine.energy_wh == pytest.approx(12.0)
     assert machine.empty_for_s == pytest.approx(3600.0)

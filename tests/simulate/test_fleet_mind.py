@@ -71,14 +71,6 @@ def test_suppressed_help_gives_an_answer_that_goes_on_from_the_prefix() -> None:
         assert not check_format(THINKING + response.text, 4).asks_help
 
 
-def test_an_answer_takes_as_long_as_its_tokens() -> None:
-    bench = Bench(Mind(ask=-9.0))
-    began = bench.loop.time()
-    response = bench.answer(QUESTIONS[0], GREEDY)
-    expected = SPEED.overhead_s + TokensPart().prompt / 1000.0 + len(response.token_ids) / 100.0
-    assert bench.loop.time() - began == pytest.approx(expected)
-
-
 def test_a_seed_alone_decides_at_temperature_one_and_asks_as_often_as_the_mind_says() -> None:
     bench = Bench(Mind(ask=0.5))
     question = QUESTIONS[1]
@@ -87,12 +79,6 @@ def test_a_seed_alone_decides_at_temperature_one_and_asks_as_often_as_the_mind_s
     assert again.responses == group.responses[200:300]
     asked = sum(response.text == ASKING for response in group.responses) / 400
     assert asked == pytest.approx(float(sigmoid(help_log_odds(Mind(ask=0.5), Nature(), 0.5, question.ask_noise))), abs=0.08)
-
-
-def test_broken_responses_have_no_form_and_reach_no_decision() -> None:
-    response = Bench(nature=Nature(broken=1.0)).answer(QUESTIONS[0], GREEDY)
-    assert not check_format(response.text, 4).ok
-    assert response.help_log_odds is None
 
 
 def test_a_question_is_read_from_its_prompt_ids_as_it_was() -> None:

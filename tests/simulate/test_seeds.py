@@ -1,4 +1,4 @@
-"""Deterministic simulation of the coordinator: thousands of seeds, and what makes them trustworthy."""
+"""Deterministic simulation of the coordinator and of agents: many seeds, and what makes them trustworthy."""
 
 from __future__ import annotations
 
@@ -8,57 +8,64 @@ import sys
 
 import pytest
 
-from tests.simulate.daily import explore_today
-from tests.simulate.summary import note
-from tools.simulate.faults.explore import COORDINATOR, INVARIANTS, explore, run_seed
-from tools.simulate.faults.outcome import Tally
+from tests.simulate.seeds import explored, of_today
+from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
+from tools.simulate.faults.explore import AGENTS, COORDINATOR, INVARIANTS, Kind, played
 
+KINDS = pytest.mark.parametrize("kind", [COORDINATOR, AGENTS], ids=lambda kind: kind.name)
 EVERY_RUN = 300
-EVERY_DAY = 150
-LONG_RUN = 20_000
-
-
-def _explore(start: int, count: int) -> Tally:
-    tally = explore(range(start, start + count))
-    note(f"{tally.seeds} seeds", tally.kills, sum(tally.injected.values()), sum(tally.checks.values()), tally.violations)
-    assert tally.violating is None, tally.found
-    return tally
 
 
 def test_no_seed_violates_an_invariant_and_none_is_never_met() -> None:
     """Every invariant is checked, every fault injected, and everything that a check needs to mean anything comes up."""
-    tally = _explore(0, EVERY_RUN)
+    tally = explored(COORDINATOR, range(EVERY_RUN))
     assert not tally.never_met(), tally.table()
     assert min(tally.checks[invariant] for invariant in INVARIANTS) > EVERY_RUN / 10
 
 
-def test_no_seed_of_today_violates_an_invariant() -> None:
-    explore_today(COORDINATOR, EVERY_DAY)
+def test_no_seed_violates_an_invariant_of_the_agent_or_of_the_coordinator() -> None:
+    tally = explored(AGENTS, range(10))
+    assert all(tally.checks[invariant] for invariant in AGENT_INVARIANTS), tally.table()
 
 
-def test_a_seed_that_once_violated_an_invariant_does_so_no_more() -> None:
-    """A call refused after prices had risen was weighed by the smaller holds of before."""
-    assert run_seed(8003517).verdict.violations == []
+@pytest.mark.parametrize(("kind", "count"), [(COORDINATOR, 150), (AGENTS, 20)], ids=["coordinator", "agents"])
+def test_no_seed_of_today_violates_an_invariant(kind: Kind, count: int) -> None:
+    explored(kind, of_today(count))
 
 
 @pytest.mark.long
-def test_no_seed_of_a_long_run_violates_an_invariant() -> None:
-    assert not _explore(1_000_000, LONG_RUN).never_met()
+@pytest.mark.parametrize(
+    ("kind", "seeds"),
+    [(COORDINATOR, range(1_000_000, 1_020_000)), (AGENTS, range(500_000, 501_500))],
+    ids=["coordinator", "agents"],
+)
+def test_no_seed_of_a_long_run_violates_an_invariant_and_nothing_is_never_met(kind: Kind, seeds: range) -> None:
+    tally = explored(kind, seeds)
+    assert not tally.never_met(), tally.table()
 
 
-@pytest.mark.parametrize("seed", [0, 7, 20, 33])
-def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
-    first, second = run_seed(seed), run_seed(seed)
-    assert (first.digest, first.told, first.steps) == (second.digest, second.told, second.steps)
-    assert first.digest != run_seed(seed + 1).digest
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [(COORDINATOR, 8003517), (AGENTS, 900139), (AGENTS, 900698), (AGENTS, 900173), (AGENTS, 900874)],
+    ids=lambda each: each.name if isinstance(each, Kind) else str(each),
+)
+def test_a_seed_that_once_violated_an_invariant_does_so_no_more(kind: Kind, seed: int) -> None:
+    """8003517: a call refused after prices had risen was weighed by the smaller holds of before. 900139, 900698: a step made offline had
+    the number of a report that waited. 900173, 900874: people's pauses outlasted the world."""
+    assert played(kind.draw(seed)).verdict.violations == []
 
 
-def test_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
+@KINDS
+def test_the_same_seed_gives_the_same_bytes_here_and_in_another_process(kind: Kind) -> None:
     """Neither the hashes of strings nor the addresses of objects decide anything."""
-    program = "from tools.simulate.faults.explore import run_seed; print([run_seed(seed).digest for seed in range(40, 60)])"
+    seeds = range(40, 60) if kind is COORDINATOR else (2, 7, 8)
+    program = f"from tools.simulate.faults.explore import KINDS, played; kind = KINDS[{kind.name!r}]\n"
+    program += f"print([played(kind.draw(seed)).digest for seed in {seeds!r}])"
 
     def digests(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert digests("1") == digests("2") == f"{[run_seed(seed).digest for seed in range(40, 60)]}\n"
+    here = [played(kind.draw(seed)).digest for seed in seeds]
+    assert digests("1") == digests("2") == f"{here}\n"
+    assert len(set(here)) == len(here)

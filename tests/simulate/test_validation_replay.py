@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tools.simulate.fleet.backend import Pace
-from tools.simulate.fleet.hardware import DeviceSpeed
-from tools.simulate.fleet.profiles import load_device
 from tools.simulate.validation.fitting import CloudPace, LocalPace, fit_mind
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Answered, Facts, Sampled, Taken
@@ -51,14 +49,6 @@ def local_s(facts: Facts, tokens: int) -> float:
     return 0.004 + facts.prompt_tokens / 1000.0 + tokens * TOKEN_S
 
 
-def test_a_profile_brings_its_overheads_and_one_without_keeps_the_usual_one(files: tuple[Path, Path]) -> None:
-    speed = load_device(str(files[0]))
-    assert (speed.overhead_s, speed.token_overhead_s) == (0.004, 0.001)
-    plain = load_device("x86-2core")
-    usual = DeviceSpeed("", "", 1.0, ((1, 1.0),), 1.0, 0.0, 0.0)
-    assert (plain.overhead_s, plain.token_overhead_s) == (usual.overhead_s, usual.token_overhead_s)
-
-
 def test_an_answer_takes_the_time_of_its_own_tokens_at_the_speed_of_the_profile(files: tuple[Path, Path], tmp_path: Path) -> None:
     short, long = played(replay(SHY, replace(SHY, local_tokens=90)), files, tmp_path)
     assert (short.source, long.source) == ("local", "local")
@@ -93,11 +83,6 @@ def test_the_real_dial_steers_the_replayed_model(files: tuple[Path, Path], tmp_p
     assert shares[3] == 1.0
 
 
-def test_a_question_without_a_decision_stays_local_whatever_the_dial(files: tuple[Path, Path], tmp_path: Path) -> None:
-    (seen,) = played(replay(replace(SHY, log_odds=None)), files, tmp_path, dial=1.0)
-    assert (seen.source, seen.log_odds) == ("local", None)
-
-
 def test_who_comes_while_another_answer_is_made_waits_for_it(files: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = played(replay(SHY, SHY, every_s=0.1), files, tmp_path)
     assert second.began_s == pytest.approx(first.began_s + first.total_s)
@@ -126,11 +111,6 @@ def test_learning_steps_move_the_price_by_the_controllers_own_rule(files: tuple[
         assert step.seconds > 0.0
         before = step.dual
     assert len(steps) == 6
-
-
-def test_a_model_that_asks_more_has_more_of_its_responses_ask_in_training(files: tuple[Path, Path], tmp_path: Path) -> None:
-    shy, eager = (taken(files, tmp_path / name, asks)[0].assist_rate for name, asks in (("shy", 0.05), ("eager", 0.8)))
-    assert shy < 0.25 < 0.6 < eager
 
 
 def test_learning_meets_the_sampled_prompts_in_their_order_and_again(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulate.validation.drawing import draw
 from tools.simulate.validation.seen import Answered, Run, Taken
-from tools.simulate.validation.verdict import Row, compare, dual_distance, goal_is_met, quantile, table
+from tools.simulate.validation.verdict import Row, compare, goal_is_met
 
 LOCAL = Answered(0, 1.0, 1.0, 0.01, 0.05, "local", False, 60, 40, 0, -2.0)
 CLOUD = replace(LOCAL, source="cloud", asked=True, total_s=0.2, cloud_tokens=50)
@@ -28,23 +28,12 @@ def named(rows: list[Row], part: str) -> Row:
     return row
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 3.0), (0.95, 4.8), (1.0, 5.0)])
-def test_quantiles_lie_on_a_straight_line_between_the_values(share: float, value: float) -> None:
-    assert quantile([5.0, 1.0, 3.0, 2.0, 4.0], share) == pytest.approx(value)
-
-
 @pytest.mark.parametrize(("by", "met"), [(1.0, True), (1.149, True), (0.851, True), (1.16, False), (0.84, False)])
 def test_the_goal_is_met_within_fifteen_percent_on_either_side(by: float, met: bool) -> None:
     rows = compare(run(LOCAL, CLOUD), run(slower(LOCAL, by), slower(CLOUD, by)))
     assert len([row for row in rows if row.met is not None]) == 8
     assert goal_is_met(rows) is met
-
-
-def test_sources_are_compared_with_themselves_alone() -> None:
-    rows = compare(run(LOCAL, CLOUD), run(LOCAL, slower(CLOUD, 2.0)))
-    assert named(rows, "local (1, 1): whole answer, p50").off == 0.0
-    assert named(rows, "cloud (1, 1): whole answer, p50").off == pytest.approx(1.0)
-    assert not goal_is_met(rows)
+    assert not goal_is_met([]), "nothing was judged"
 
 
 def test_a_source_that_only_one_of_both_had_is_no_row_and_the_rate_tells_of_it() -> None:
@@ -57,27 +46,6 @@ def test_what_a_person_waits_before_being_asked_counts_from_the_arrival_on() -> 
     rows = compare(run(replace(LOCAL, began_s=3.0)), run(LOCAL))
     assert named(rows, "arrival on, p50").real == pytest.approx(2.05)
     assert named(rows, "arrival on, p50").met is None
-
-
-def test_prices_are_compared_step_by_step_as_far_as_both_came() -> None:
-    real = (Taken(0.3, 0.50, 1.0), Taken(0.4, 0.52, 1.0), Taken(0.4, 0.54, 1.0))
-    simulated = (Taken(0.3, 0.51, 1.0), Taken(0.2, 0.49, 1.0))
-    assert dual_distance(real, simulated) == pytest.approx(0.02)
-    assert dual_distance(real, ()) is None
-    assert named(compare(run(LOCAL, steps=real), run(LOCAL, steps=simulated)), "λ").simulated == 0.49
-
-
-def test_nothing_to_judge_is_no_goal_met() -> None:
-    assert not goal_is_met(compare(run(), run()))
-    assert not goal_is_met([])
-
-
-def test_the_table_says_what_missed_and_stays_in_columns() -> None:
-    lines = table(compare(run(LOCAL), run(slower(LOCAL, 2.0))))
-    assert len({len(line) for line in lines}) == 1
-    assert "MISSED" in lines[1]
-    assert "+100.0 %" in lines[1]
-    assert "50.0 ms" in lines[1]
 
 
 @pytest.mark.parametrize("steps", [(), (Taken(0.3, 0.5, 1.0), Taken(0.2, 0.49, 1.0))])

@@ -14,83 +14,22 @@ A10 λ and the next step that the agent holds are the journal's
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edge.budget.dial import HelpDial
 from edge.state.events import StepFinished
-from edge.state.reader import StateReader
-from edge.state.rows import Report, Terms
-from tools.simulate.faults.agent_device import AgentNotes, Asked
+from tools.simulate.faults.agent_device import AgentMember, Asked, Kept
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Call, Fold
 from tools.simulate.faults.outcome import Verdict
-from tools.simulate.faults.scenario import AgentPlan, Scenario
+from tools.simulate.faults.scenario import AgentPlan
 
 INVARIANTS = tuple(f"A{number}" for number in range(1, 11))
 
 
-@dataclass(frozen=True, slots=True)
-class Paid:
-    """A call of learning: what a call cost in micro-USD, on which day it was let out, and whether its end is known."""
-
-    day: str
-    spend_uusd: int
-    settled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a state folder has at the end, as plain values. `steps`: each with its task's step number, in the order of their commits."""
-
-    records: Mapping[str, dict[str, Any]]
-    steps: Sequence[tuple[StepFinished, int]]
-    outbox: Sequence[Report]
-    unconfirmed: Sequence[str]
-    purse: Mapping[str, Paid]
-    dial: HelpDial | None
-    terms: Mapping[str, Terms | None]
-    steps_done: int
-    cursors: Mapping[str, int]
-
-    @classmethod
-    def read(cls, state: StateReader, tasks: Iterable[str]) -> Kept:
-        """All of it out of an open folder."""
-        records = {str(key): json.loads(text) for key, text in state.rows("SELECT id, record FROM requests")}
-        places = [int(place) for (place,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
-        purse = state.rows("SELECT call_key, day, spend_uusd, settled FROM learning_spend")
-        names = tuple(tasks)
-        dials = state.rows("SELECT dial FROM dials WHERE task = ?", (names[0],))
-        return cls(
-            records=records,
-            steps=list(zip(state.steps(), places, strict=True)),
-            outbox=[report for _, report in state.unreported()],
-            unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
-            purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
-            dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
-            terms={task: state.terms(task) for task in names},
-            steps_done=state.position().steps_done,
-            cursors={str(source): int(place) for source, place in state.rows("SELECT source, position FROM cursors")},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSeen:
-    """An agent of a world: its plan, what the world knows of it, and what its folder has at the end (None: it did not come to one).
-    `dial_since`: how many questions had been asked when its dial was set last."""
-
-    name: str
-    scenario: Scenario
-    number: int
-    notes: AgentNotes
-    dial_since: int
-    kept: Kept | None
-
-
-def check_agents(agents: Iterable[AgentSeen], fold: Fold, verdict: Verdict) -> None:
+def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) -> None:
     """A1 to A10 of each agent, against the folded journal."""
     for agent in agents:
         notes = agent.notes
@@ -102,7 +41,7 @@ def check_agents(agents: Iterable[AgentSeen], fold: Fold, verdict: Verdict) -> N
 
 
 class _AgentChecker:
-    def __init__(self, agent: AgentSeen, fold: Fold, verdict: Verdict) -> None:
+    def __init__(self, agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
         self._name = name = agent.name
         self._scenario = agent.scenario
         self._plan: AgentPlan = agent.scenario.agents[agent.number]

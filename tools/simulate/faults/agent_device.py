@@ -7,15 +7,17 @@ as the system does. What SQLite or a checkpoint had not synced yet is not lost h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import DailyLimits
+from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, EdgeError
@@ -27,18 +29,13 @@ from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import (
-    CloudCall,
-    CloudCompletion,
-    CloudDelta,
-    StepClosed,
-    StepOpened,
-    StepUnits,
-)
+from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
+from edge.state.reader import StateReader
+from edge.state.rows import Report, Terms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import (
     MAX_OUTPUT_TOKENS,
@@ -49,7 +46,7 @@ from tools.simulate.faults.device import (
     told_by,
     told_of,
 )
-from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
+from tools.simulate.faults.scenario import AgentPlan, Fault
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
@@ -58,7 +55,7 @@ from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
 from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
 from tools.simulate.virtual.clock import VirtualClock
-from tools.simulate.virtual.loop import Host, SeededLoop, is_alive
+from tools.simulate.virtual.loop import Host, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()
@@ -74,6 +71,8 @@ DIFFICULTY = DifficultyPart()
 _POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
 _MOST_LOCAL_TOKENS = 1024
+Failpoint = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -94,38 +93,68 @@ class AgentNotes:
 
     asked: list[Asked] = field(default_factory=list)
     ledger: Notebook = field(default_factory=Notebook)
-    steps_begun: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     lives: int = 0
-    crashes: int = 0
     failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """A call of learning: what a call cost in micro-USD, on which day it was let out, and whether its end is known."""
+
+    day: str
+    spend_uusd: int
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a state folder has at the end, as plain values. `steps`: each with its task's step number, in the order of their commits."""
+
+    records: Mapping[str, dict[str, Any]]
+    steps: Sequence[tuple[StepFinished, int]]
+    outbox: Sequence[Report]
+    unconfirmed: Sequence[str]
+    purse: Mapping[str, Paid]
+    dial: HelpDial | None
+    terms: Mapping[str, Terms | None]
+    steps_done: int
+    cursors: Mapping[str, int]
+
+    @classmethod
+    def read(cls, state: StateReader, tasks: Iterable[str]) -> Kept:
+        """All of it out of an open folder."""
+        records = {str(key): json.loads(text) for key, text in state.rows("SELECT id, record FROM requests")}
+        places = [int(place) for (place,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
+        purse = state.rows("SELECT call_key, day, spend_uusd, settled FROM learning_spend")
+        names = tuple(tasks)
+        dials = state.rows("SELECT dial FROM dials WHERE task = ?", (names[0],))
+        return cls(
+            records=records,
+            steps=list(zip(state.steps(), places, strict=True)),
+            outbox=[report for _, report in state.unreported()],
+            unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
+            purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
+            dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
+            terms={task: state.terms(task) for task in names},
+            steps_done=state.position().steps_done,
+            cursors={str(source): int(place) for source, place in state.rows("SELECT source, position FROM cursors")},
+        )
 
 
 class LoggedClient(SimulatedClient):
     """The real client, which writes down what it was asked and told."""
 
     def __init__(
-        self,
-        channel: SimulatedChannel,
-        name: str,
-        seed: int,
-        log: list[DeviceEvent],
-        notes: AgentNotes,
-        loop: SeededLoop,
-        failpoint: Callable[[str], None],
+        self, channel: SimulatedChannel, name: str, seed: int, around: Surroundings, notebook: Notebook, failpoint: Failpoint
     ) -> None:
         """`failpoint` is told "asked" before a call leaves, and "answered" before its answer is passed on."""
         super().__init__(channel, name, POLICY, seed)
-        self._failpoint = failpoint
-        self._name = name
-        self._log = log
-        self._notes = notes
-        self._loop_of_world = loop
+        self._name, self._around, self._notebook, self._at_failpoint = name, around, notebook, failpoint
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
-        completion: CloudCompletion = await self._noted("complete", self._known(call), super().complete(call, deadline_s))
-        return completion
+        return await self._noted("complete", self._known(call), super().complete(call, deadline_s))
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
@@ -143,26 +172,22 @@ class LoggedClient(SimulatedClient):
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""
-        completion: CloudCompletion = await self._noted("get_call", call_key, super().get_call(call_key))
-        return completion
+        return await self._noted("get_call", call_key, super().get_call(call_key))
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
         opening = super().open_step(task, step, planned_prompts, group_size, target_rate)
-        opened: StepOpened = await self._noted("open_step", f"{task}#{step}", opening)
-        return opened
+        return await self._noted("open_step", f"{task}#{step}", opening)
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step."""
-        closing = super().close_step(task, step, units)
-        closed: StepClosed = await self._noted("close_step", f"{task}#{step}", closing)
-        return closed
+        return await self._noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
 
     def _known(self, call: CloudCall) -> str:
-        self._notes.ledger.calls[call.call_key] = call
+        self._notebook.calls[call.call_key] = call
         return call.call_key
 
-    async def _noted(self, what: str, key: str, asking: Any) -> Any:
+    async def _noted(self, what: str, key: str, asking: Awaitable[T]) -> T:
         self._note(what, key, "asked")
         try:
             value = await asking
@@ -174,16 +199,13 @@ class LoggedClient(SimulatedClient):
 
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
         if is_alive():
-            self._log.append(DeviceEvent(self._loop_of_world.time(), self._name, what, key, outcome, told))
+            self._around.log.append(DeviceEvent(self._around.loop.time(), self._name, what, key, outcome, told))
             if what == "complete" and outcome in _POINTS:
-                self._failpoint(_POINTS[outcome])
+                self._at_failpoint(_POINTS[outcome])
 
 
 class SeededState(StateFolder):
     """A state folder whose run has a name of its own, so that call keys depend on the seed alone."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
 
     def _run_id(self) -> str:
         self.set_meta("run_id", self.folder.name)
@@ -215,29 +237,27 @@ class AgentLife:
     def __init__(
         self,
         number: int,
-        scenario: Scenario,
+        around: Surroundings,
         notes: AgentNotes,
         state: StateFolder,
         channel: SimulatedChannel,
-        log: list[DeviceEvent],
         clock: Clock,
-        loop: SeededLoop,
-        failpoint: Callable[[str], None],
+        failpoint: Failpoint,
     ) -> None:
         notes.lives += 1
         self.name = state.run_id
         self.state = state
         self._number = number
-        self._scenario = scenario
-        self._plan: AgentPlan = scenario.agents[number]
+        self._scenario = around.scenario
+        self._plan: AgentPlan = around.scenario.agents[number]
         self._notes = notes
-        self._loop = loop
+        self._loop = around.loop
         self._ended = asyncio.Event()
         self.is_open = False
         self.asked_all = not self._plan.questions
         self.learned_all = not self._plan.steps
-        seed = derive_seed(scenario.seed, "client", self.name, notes.lives)
-        client = LoggedClient(channel, self.name, seed, log, notes, loop, failpoint)
+        seed = derive_seed(around.scenario.seed, "client", self.name, notes.lives)
+        client = LoggedClient(channel, self.name, seed, around, notes.ledger, failpoint)
         self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
 
     async def live(self, *, asked: bool) -> None:
@@ -267,9 +287,7 @@ class AgentLife:
 
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
-        if isinstance(event, StepFinished):
-            self._notes.steps_begun.append(f"{event.task} {event.step}")
-        elif isinstance(event, Notice):
+        if isinstance(event, Notice):
             self._notes.notices.append(event.text)
 
     async def _learn(self) -> None:
@@ -321,7 +339,7 @@ class AgentLife:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Callable[[str], None]) -> AgentComponents:
+    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> AgentComponents:
         scenario, machine = self._scenario, Machine(self._loop, SPEED)
         phases = [
             PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
@@ -387,6 +405,10 @@ class AgentMember:
         self.notes = AgentNotes()
         self.leftovers: list[str] = []
         self.dial_since = 0
+        """How many questions had been asked when its dial was set last."""
+        self.kept: Kept | None = None
+        """What its folder has at the end; None: it did not come to one."""
+        self.scenario = around.scenario
         self._around = around
         self._folder = folder / self.name
         self._clock = VirtualClock(around.loop, around.scenario.begins_s)
@@ -430,9 +452,7 @@ class AgentMember:
         around.tell(f"{self.name} started")
         self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
         state, channel = SeededState(self._folder), around.channel(self.link)
-        self._life = AgentLife(
-            self.number, around.scenario, self.notes, state, channel, around.log, self._clock, around.loop, self._reached
-        )
+        self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
         self._living = self._host.spawn(self._life.live(asked=asked), "life")
 
     async def suffer(self, fault: Fault) -> None:
@@ -494,16 +514,16 @@ class AgentMember:
         if self._life is not None:
             self._life.state.close()
 
-    def opened(self) -> SeededState:
-        """The folder of an agent that does not run."""
-        return SeededState(self._folder)
+    def read(self) -> None:
+        """Look at the folder of an agent that does not run."""
+        with SeededState(self._folder) as state:
+            self.kept = Kept.read(state, self.scenario.tasks)
 
     def _die(self) -> None:
         """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
         assert self._host is not None
         assert self._life is not None
         self._around.tell(f"{self.name} crashed")
-        self.notes.crashes += 1
         self._host.die()
         self._life.state.close()
         self._life = self._living = None
@@ -538,8 +558,5 @@ class AgentMember:
             self._life.agent.learning.pause(paused)
 
 
-def _all_of(group: BaseExceptionGroup[Exception]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _all_of(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+def _all_of(error: BaseException) -> list[BaseException]:
+    return [each for inner in error.exceptions for each in _all_of(inner)] if isinstance(error, BaseExceptionGroup) else [error]

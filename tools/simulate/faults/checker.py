@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tools.simulate.faults.agent_checker import AgentSeen, check_agents
+from tools.simulate.faults.agent_checker import check_agents
+from tools.simulate.faults.agent_device import AgentMember
 from tools.simulate.faults.device import DeviceEvent
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
@@ -42,7 +43,7 @@ def check(
     devices: Sequence[DeviceEvent],
     rules: Rules,
     disk: DiskLog | None = None,
-    agents: Sequence[AgentSeen] = (),
+    agents: Sequence[AgentMember] = (),
     verdict: Verdict | None = None,
 ) -> Verdict:
     """Check all that the logs and folders can tell; what is found is added to `verdict`, if one is given."""

@@ -6,14 +6,15 @@ import argparse
 import itertools
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
-from tools.simulate.faults.outcome import Outcome, Tally
+from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import find_bug
 from tools.simulate.faults.replay import read_replay, write_replay
 from tools.simulate.faults.scenario import Scenario, smaller, words
@@ -60,8 +61,16 @@ def run_explore(chosen: argparse.Namespace) -> int:
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
     seeds, time_over = _seeds(chosen, SystemClock())
-    tally = explore(seeds, _progress, kind=kind, jobs=chosen.jobs, keep_going=chosen.keep_going, plant=name, time_over=time_over)
-    _erase()
+    with Console(stderr=True).status("") as line:
+        tally = explore(
+            seeds,
+            lambda tally: line.update(f"{tally.seeds} seeds, {tally.violations} violations"),
+            kind=kind,
+            jobs=chosen.jobs,
+            keep_going=chosen.keep_going,
+            plant=name,
+            time_over=time_over,
+        )
     print(tally.line())
     if not chosen.brief:
         print("\n".join(tally.table()))
@@ -109,8 +118,9 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
             found["outcome"] = outcome
         return violated in outcome.violated
 
-    smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, _shrinking(chosen.tries))
-    _erase()
+    with Console(stderr=True).status("") as line:
+        said = f"making it smaller, try {{}} of {chosen.tries}"
+        smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, lambda tries: line.update(said.format(tries)))
     path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
     write_replay(path, smallest.scenario, found["outcome"].violated, plant)
     _tell(smallest.scenario, found["outcome"], chosen.story)
@@ -132,24 +142,6 @@ def _tell(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     print("\n".join(f"  {line}" for line in words(scenario)))
     print("what happened to it:")
     print("\n".join(minimal_story(violations[:1], outcome.told, lines)))
-
-
-def _progress(tally: Tally) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{tally.seeds} seeds, {tally.violations} violations", end="", file=sys.stderr, flush=True)
-
-
-def _shrinking(most: int) -> Callable[[int], None]:
-    def tell(tries: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\rmaking it smaller, try {tries} of {most} ", end="", file=sys.stderr, flush=True)
-
-    return tell
-
-
-def _erase() -> None:
-    if sys.stderr.isatty():
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
 
 
 def _minutes(text: str) -> float:

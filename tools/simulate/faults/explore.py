@@ -67,11 +67,6 @@ def played(scenario: Scenario, plant: str = "") -> Outcome:
         return play(scenario)
 
 
-def run_seed(seed: int, kind: Kind = COORDINATOR) -> Outcome:
-    """The world of a seed, played and judged."""
-    return play(kind.draw(seed))
-
-
 def explore(
     seeds: Iterable[int],
     progress: Callable[[Tally], None] = lambda _: None,

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.group_commit import GroupCommitStore
 from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import ProviderError
+from coordinator.service import device_api
 from edge.agent import Agent
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
@@ -31,55 +32,15 @@ from edge.learning.step_reporter import StepReporter
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Report, Terms
 
-_INHERITED = object()
-
-
-class Patch:
-    """Replaced attributes, which `undo` puts back."""
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
-
-    def replace(self, owner: Any, name: str, value: object) -> None:
-        """Put `value` in the place of an attribute that `owner` has."""
-        getattr(owner, name)
-        self._before.append((owner, name, vars(owner).get(name, _INHERITED)))
-        setattr(owner, name, value)
-
-    def replace_at(self, path: str, value: object) -> None:
-        """The same, with the owner's dotted path and the name in one."""
-        owner, _, name = path.rpartition(".")
-        self.replace(_found(owner), name, value)
-
-    def undo(self) -> None:
-        """All as it was before."""
-        while self._before:
-            owner, name, before = self._before.pop()
-            if before is _INHERITED:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-
-def _found(path: str) -> Any:
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError:
-        module, _, name = path.rpartition(".")
-        return getattr(importlib.import_module(module), name)
-
-
-Plant = Callable[[Patch], None]
-
 
 @dataclass(frozen=True)
 class Bug:
-    """What it is called, how it is planted, the invariant that must notice it, and the seed to try first."""
+    """What it is called, the invariant that must notice it, the seed to try first, and what stands in the place of which attributes."""
 
     name: str
-    plant: Plant
     invariant: str
     seed: int
+    replaced: list[tuple[Any, str, Callable[..., Any]]]
 
     @property
     def kind(self) -> str:
@@ -91,13 +52,23 @@ class Bug:
 
 
 BUGS: list[Bug] = []
+F = Callable[..., Any]
 
 
-def bug(invariant: str, name: str, seed: int = 0) -> Callable[[Plant], None]:
-    """Name a bug."""
+def bug(invariant: str, name: str, owner: Any, attribute: str, seed: int = 0) -> Callable[[F], F]:
+    """The function below stands in the place of this attribute."""
+    BUGS.append(Bug(name, invariant, seed, []))
+    return also(owner, attribute)
 
-    def note(plant: Plant) -> None:
-        BUGS.append(Bug(name, plant, invariant, seed))
+
+def also(owner: Any, attribute: str) -> Callable[[F], F]:
+    """The function below is another part of the bug above it."""
+    getattr(owner, attribute)  # a piece that has another name by now is noticed at once
+    replaced = BUGS[-1].replaced
+
+    def note(function: F) -> F:
+        replaced.append((owner, attribute, function))
+        return function
 
     return note
 
@@ -116,23 +87,10 @@ def find_bug(name: str) -> Bug:
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """With the bug of this name; "": with none."""
-    patch = Patch()
-    if name:
-        find_bug(name).plant(patch)
-    try:
+    with ExitStack() as standing:
+        for owner, attribute, function in find_bug(name).replaced if name else ():
+            standing.enter_context(mock.patch.object(owner, attribute, function))
         yield
-    finally:
-        patch.undo()
-
-
-@bug("I1", "a hold is taken without looking at the limit")
-def _no_limit(patch: Patch) -> None:
-    def hold(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
-        row = _budget(self, key)
-        self.put_budget(replace(row, reserved=row.reserved.plus(amount)))
-        return True
-
-    patch.replace(BufferedTables, "hold", hold)
 
 
 def _budget(tables: BufferedTables, key: str) -> BudgetRow:
@@ -141,235 +99,200 @@ def _budget(tables: BufferedTables, key: str) -> BudgetRow:
     return row
 
 
-@bug("I2", "a charge is counted twice in the balance")
-def _double_count(patch: Patch) -> None:
-    def resolve(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        row = _budget(self, key)
-        committed = row.committed.plus(charge).plus(charge)
-        self.put_budget(replace(row, reserved=row.reserved.minus(hold), committed=committed))
-
-    patch.replace(BufferedTables, "resolve", resolve)
+@bug("I1", "a hold is taken without looking at the limit", BufferedTables, "hold")
+def _hold_without_limit(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
+    row = _budget(self, key)
+    self.put_budget(replace(row, reserved=row.reserved.plus(amount)))
+    return True
 
 
-@bug("I3", "the upstream is asked before the hold is durable")
-def _dispatch_before_reserve(patch: Patch) -> None:
-    reserve, ask = Broker._reserved, broker._ask
-    asked: dict[str, Any] = {}
+@bug("I2", "a charge is counted twice in the balance", BufferedTables, "resolve")
+def _count_twice(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
+    row = _budget(self, key)
+    self.put_budget(replace(row, reserved=row.reserved.minus(hold), committed=row.committed.plus(charge).plus(charge)))
 
-    async def early(self: Broker, job: Any, upstream: Any, quote: Any, deadline_s: float) -> Any:
-        key = f"{job.device}|{job.call.call_key}|1"
-        request = upstream.request(job.call, deadline_s, key)
-        asked.setdefault(key, asyncio.create_task(upstream.provider.complete(request)))
+
+_reserved, _ask = Broker._reserved, broker._ask
+
+
+@bug("I3", "the upstream is asked before the hold is durable", Broker, "_reserved")
+async def _ask_early(self: Broker, job: Any, upstream: Any, quote: Any, deadline_s: float) -> Any:
+    key = f"{job.device}|{job.call.call_key}|1"
+    asked = _asked_early()
+    if key not in asked:
+        asked[key] = asyncio.create_task(upstream.provider.complete(upstream.request(job.call, deadline_s, key)))
         asked[key].add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.sleep(0.1)
-        return await reserve(self, job, upstream, quote, deadline_s)
-
-    async def answered(flight: Any, attempt: Any) -> Any:
-        if (task := asked.get(attempt.request.idempotency_key)) is not None:
-            return await task
-        return await ask(flight, attempt)
-
-    patch.replace(Broker, "_reserved", early)
-    patch.replace(broker, "_ask", answered)
+    await asyncio.sleep(0.1)
+    return await _reserved(self, job, upstream, quote, deadline_s)
 
 
-@bug("I4", "a time-out is refunded")
-def _refund_on_timeout(patch: Patch) -> None:
-    real = Broker._resolve_failure
-
-    def refund(self: Broker, job: Any, attempt: Any, error: ProviderError) -> Any:
-        if error.executed is None:
-            return self._store.refund(job.device, job.call.call_key, attempt.number, error.kind, self._clock.now())
-        return real(self, job, attempt, error)
-
-    patch.replace(Broker, "_resolve_failure", refund)
+@also(broker, "_ask")
+async def _asked_before(flight: Any, attempt: Any) -> Any:
+    task = _asked_early().get(attempt.request.idempotency_key)
+    return await _ask(flight, attempt) if task is None else await task
 
 
-@bug("I5", "the content behind a key is not compared", seed=26)
-def _no_fingerprint(patch: Patch) -> None:
-    patch.replace(ledger, "_check_same_content", lambda known, request: None)
-    patch.replace(broker, "_require_same_content", lambda known, asked, key: None)
+def _asked_early() -> dict[str, asyncio.Task[Any]]:
+    """What was asked early in this world, by its key."""
+    asked: dict[str, asyncio.Task[Any]] = vars(asyncio.get_running_loop()).setdefault("asked_early", {})
+    return asked
 
 
-@bug("I6", "a report that is sent again moves the dual again")
-def _dual_on_retry(patch: Patch) -> None:
-    patch.replace(Ledger, "close_step", lambda self, request: self._close_open_step(_open_row(self, request), request))
+_resolve_failure = Broker._resolve_failure
 
 
-def _open_row(self: Ledger, request: Any) -> Any:
+@bug("I4", "a time-out is refunded", Broker, "_resolve_failure")
+def _refund_time_out(self: Broker, job: Any, attempt: Any, error: ProviderError) -> Any:
+    if error.executed is None:
+        return self._store.refund(job.device, job.call.call_key, attempt.number, error.kind, self._clock.now())
+    return _resolve_failure(self, job, attempt, error)
+
+
+@bug("I5", "the content behind a key is not compared", ledger, "_check_same_content", seed=26)
+@also(broker, "_require_same_content")
+def _any_content(*_: Any) -> None:
+    return None
+
+
+@bug("I6", "a report that is sent again moves the dual again", Ledger, "close_step")
+def _close_again(self: Ledger, request: Any) -> Any:
     row = self.tables.step(request.device, request.task, request.step)
     if row is None:
         raise ledger._mismatch(request.task, request.step, self._next_step(request.device, request.task))
-    return row
+    return self._close_open_step(row, request)
 
 
-@bug("I7", "a call needs no open step", seed=368)
-def _no_open_step(patch: Patch) -> None:
-    patch.replace(Ledger, "_require_open_step", lambda self, request: None)
+@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=368)
+def _any_step(self: Ledger, request: Any) -> None:
+    return None
 
 
-@bug("I8", "a hold's lease is over before its call is sent")
-def _lease_over(patch: Patch) -> None:
-    real = Broker._reserve_request
-
-    def reserve_request(self: Broker, *about: Any) -> Any:
-        request = real(self, *about)
-        return replace(request, lease_until=request.lease_until - 60.0)
-
-    patch.replace(Broker, "_reserve_request", reserve_request)
+_reserve_request = Broker._reserve_request
 
 
-@bug("I9", "an answer is released before its commit", seed=3)
-def _told_too_early(patch: Patch) -> None:
-    real = GroupCommitStore._has_to_wait
-
-    def has_to_wait(self: GroupCommitStore, waiter: Any) -> bool:
-        real(self, waiter)  # rows are written as ever, and nobody waits for it
-        return False
-
-    patch.replace(GroupCommitStore, "_has_to_wait", has_to_wait)
+@bug("I8", "a hold's lease is over before its call is sent", Broker, "_reserve_request")
+def _short_lease(self: Broker, *about: Any) -> Any:
+    request = _reserve_request(self, *about)
+    return replace(request, lease_until=request.lease_until - 60.0)
 
 
-@bug("I10", "an answer out of the cache goes to another device", seed=12)
-def _cache_crosses(patch: Patch) -> None:
-    patch.replace(broker, "_answer_key", lambda device, model, call, terms: FLEET_CACHE + broker.cache_key("", model, call))
+_has_to_wait = GroupCommitStore._has_to_wait
 
 
-@bug("I11", "a watcher is never woken")
-def _never_woken(patch: Patch) -> None:
-    async def sleep(changed: Any, seconds: float) -> bool:
-        await asyncio.sleep(seconds)
-        return False
-
-    async def versions(notifier: Any, device: str, task: str, read: Any, heartbeat_s: float) -> Any:
-        yield await read()
-        with notifier.watching(device, task):
-            while not notifier.stopped:
-                await sleep(None, heartbeat_s)
-                yield None
-
-    patch.replace_at("coordinator.service.device_api.versions", versions)
+@bug("I9", "an answer is released before its commit", GroupCommitStore, "_has_to_wait", seed=3)
+def _wait_for_nothing(self: GroupCommitStore, waiter: Any) -> bool:
+    _has_to_wait(self, waiter)  # rows are written as ever
+    return False
 
 
-@bug("I12", "a ledger that cannot be written is taken for written", seed=12)
-def _fails_open(patch: Patch) -> None:
-    real = Broker._reserved
-
-    async def reserved(self: Broker, job: Any, *rest: Any) -> Any:
-        try:
-            return await real(self, job, *rest)
-        except CoordinatorUnavailable as error:
-            if error.reason != "LEDGER_UNAVAILABLE":
-                raise
-            return Reserved(1, f"{job.device}|{job.call.call_key}|1")
-
-    patch.replace(Broker, "_reserved", reserved)
+@bug("I10", "an answer out of the cache goes to another device", broker, "_answer_key", seed=12)
+def _key_of_all(device: Any, model: Any, call: Any, terms: Any) -> str:
+    return FLEET_CACHE + broker.cache_key("", model, call)
 
 
-@bug("I13", "a batch survives the failure of the one before it", seed=8)
-def _survives_failure(patch: Patch) -> None:
-    real = GroupCommitStore._failed
-
-    def failed(self: GroupCommitStore, waiters: list[Any], error: Exception) -> None:
-        gathering, tables, ledger = self._gathering, self._tables, self._ledger
-        self._gathering = []
-        real(self, waiters, error)
-        self._gathering, self._tables, self._ledger = gathering, tables, ledger
-
-    patch.replace(GroupCommitStore, "_failed", failed)
+@bug("I11", "a watcher is never woken", device_api, "versions")
+async def _sleeping_versions(notifier: Any, device: str, task: str, read: Any, heartbeat_s: float) -> Any:
+    yield await read()
+    with notifier.watching(device, task):
+        while not notifier.stopped:
+            await asyncio.sleep(heartbeat_s)
+            yield None
 
 
-@bug("I14", "a commit's callback is lost now and then")
-def _callback_lost(patch: Patch) -> None:
-    real = GroupCommitStore._synced
-
-    def synced(self: GroupCommitStore, error: Exception | None) -> None:
-        if self.commits % 7 == 6 and error is None:
-            self.commits += 1
-            return
-        real(self, error)
-
-    patch.replace(GroupCommitStore, "_synced", synced)
+@bug("I12", "a ledger that cannot be written is taken for written", Broker, "_reserved", seed=12)
+async def _reserved_anyway(self: Broker, job: Any, *rest: Any) -> Any:
+    try:
+        return await _reserved(self, job, *rest)
+    except CoordinatorUnavailable as error:
+        if error.reason != "LEDGER_UNAVAILABLE":
+            raise
+        return Reserved(1, f"{job.device}|{job.call.call_key}|1")
 
 
-@bug("A1", "an answer is kept otherwise than it was given")
-def _kept_otherwise(patch: Patch) -> None:
-    real = StateFolder.put_request
-
-    def put(self: StateFolder, request_id: str, created_at: float, record: dict[str, Any], *beside: Any) -> None:
-        real(self, request_id, created_at, {**record, "text": record["text"][:-1]}, *beside)
-
-    patch.replace(StateFolder, "put_request", put)
+_failed = GroupCommitStore._failed
 
 
-@bug("A2", "a call for a person is not noted before it is sent", seed=2)
-def _not_noted(patch: Patch) -> None:
-    patch.replace(AnswerCalls, "begin", lambda self, record: None)
+@bug("I13", "a batch survives the failure of the one before it", GroupCommitStore, "_failed", seed=8)
+def _survive_failure(self: GroupCommitStore, waiters: list[Any], error: Exception) -> None:
+    gathering, tables, ledger = self._gathering, self._tables, self._ledger
+    self._gathering = []
+    _failed(self, waiters, error)
+    self._gathering, self._tables, self._ledger = gathering, tables, ledger
 
 
-@bug("A3", "what a lost reply has cost is not written down", seed=2)
-def _cost_not_written(patch: Patch) -> None:
-    real = AnswerCalls.write_end
-
-    def write_end(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
-        return real(self, key, {**end, "charged_uusd": 0})
-
-    patch.replace(AnswerCalls, "write_end", write_end)
+_synced = GroupCommitStore._synced
 
 
-@bug("A4", "a report out of the outbox is delivered twice", seed=2)
-def _delivered_twice(patch: Patch) -> None:
-    real = StepReporter._deliver_one
-
-    async def twice(self: StepReporter, report: Report) -> Any:
-        terms = await real(self, report)
-        return terms if terms is None else await real(self, dataclasses.replace(report, task_step=terms.next_step))
-
-    patch.replace(StepReporter, "_deliver_one", twice)
+@bug("I14", "a commit's callback is lost now and then", GroupCommitStore, "_synced")
+def _lose_callback(self: GroupCommitStore, error: Exception | None) -> None:
+    if self.commits % 7 == 6 and error is None:
+        self.commits += 1
+        return
+    _synced(self, error)
 
 
-@bug("A5", "what waits in the outbox is never delivered", seed=2)
-def _never_delivered(patch: Patch) -> None:
-    async def deliver(self: StepReporter) -> None:
-        return None
-
-    patch.replace(StepReporter, "deliver", deliver)
+_put_request = StateFolder.put_request
 
 
-@bug("A6", "learning's daily budget forgets what it paid")
-def _daily_budget_forgets(patch: Patch) -> None:
-    patch.replace(DailyBudget, "_write_paid", lambda self, key, tokens, spend_uusd: self._forget(key))
+@bug("A1", "an answer is kept otherwise than it was given", StateFolder, "put_request")
+def _keep_otherwise(self: StateFolder, request_id: str, created_at: float, record: dict[str, Any], *beside: Any) -> None:
+    _put_request(self, request_id, created_at, {**record, "text": record["text"][:-1]}, *beside)
 
 
-@bug("A7", "the dial forgets what it counted when the agent starts again")
-def _dial_forgets(patch: Patch) -> None:
-    patch.replace(Dials, "save", lambda self, dial: self._state.database.execute(_KEEP_NO_DIAL, (dial.task, dial.to_json())))
+@bug("A2", "a call for a person is not noted before it is sent", AnswerCalls, "begin", seed=2)
+def _note_nothing(self: AnswerCalls, record: Any) -> None:
+    return None
 
 
-_KEEP_NO_DIAL = "INSERT OR IGNORE INTO dials VALUES (?, ?)"
+_write_end = AnswerCalls.write_end
 
 
-@bug("A8", "an agent does not hear that it is to stop", seed=11)
-def _never_stops(patch: Patch) -> None:
-    patch.replace(Agent, "request_stop", lambda self: None)
+@bug("A3", "what a lost reply has cost is not written down", AnswerCalls, "write_end", seed=2)
+def _write_no_cost(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
+    return _write_end(self, key, {**end, "charged_uusd": 0})
 
 
-@bug("A9", "a step leaves out an item that it never used")
-def _cursor_runs_ahead(patch: Patch) -> None:
-    real = StateFolder.commit_step
-
-    def commit(self: StateFolder, commit: Commit) -> None:
-        real(self, dataclasses.replace(commit, cursor=commit.cursor + 1))
-
-    patch.replace(StateFolder, "commit_step", commit)
+_deliver_one = StepReporter._deliver_one
 
 
-@bug("A10", "the agent keeps the λ that it had before a step")
-def _old_dual_kept(patch: Patch) -> None:
-    real = StateFolder._put_terms
+@bug("A4", "a report out of the outbox is delivered twice", StepReporter, "_deliver_one", seed=2)
+async def _deliver_twice(self: StepReporter, report: Report) -> Any:
+    terms = await _deliver_one(self, report)
+    return terms if terms is None else await _deliver_one(self, dataclasses.replace(report, task_step=terms.next_step))
 
-    def put(self: StateFolder, terms: Terms) -> None:
-        known = self.terms(terms.task)
-        real(self, terms if known is None else dataclasses.replace(terms, dual=known.dual))
 
-    patch.replace(StateFolder, "_put_terms", put)
+@bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
+async def _deliver_never(self: StepReporter) -> None:
+    return None
+
+
+@bug("A6", "learning's daily budget forgets what it paid", DailyBudget, "_write_paid")
+def _forget_paid(self: DailyBudget, key: str, tokens: Any, spend_uusd: Any) -> Any:
+    return self._forget(key)
+
+
+@bug("A7", "the dial forgets what it counted when the agent starts again", Dials, "save")
+def _save_once(self: Dials, dial: Any) -> Any:
+    return self._state.database.execute("INSERT OR IGNORE INTO dials VALUES (?, ?)", (dial.task, dial.to_json()))
+
+
+@bug("A8", "an agent does not hear that it is to stop", Agent, "request_stop", seed=11)
+def _do_not_stop(self: Agent) -> None:
+    return None
+
+
+_commit_step = StateFolder.commit_step
+
+
+@bug("A9", "a step leaves out an item that it never used", StateFolder, "commit_step")
+def _skip_item(self: StateFolder, commit: Commit) -> None:
+    _commit_step(self, dataclasses.replace(commit, cursor=commit.cursor + 1))
+
+
+_put_terms = StateFolder._put_terms
+
+
+@bug("A10", "the agent keeps the λ that it had before a step", StateFolder, "_put_terms")
+def _keep_dual(self: StateFolder, terms: Terms) -> None:
+    known = self.terms(terms.task)
+    _put_terms(self, terms if known is None else dataclasses.replace(terms, dual=known.dual))

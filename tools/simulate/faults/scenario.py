@@ -7,51 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
 from tools.simulate.faults.shrink import less, without_some
-from tools.simulate.faults.terms import LIMIT_FIELDS, NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
 from tools.simulate.faults.upstream import ACTS
 from tools.simulate.virtual.clock import EPOCH
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
-FAULTS = (
-    "kill",
-    "kill_at",
-    "drain",
-    "disk_full",
-    "disk_locked",
-    "disk_eio",
-    "disk_unsure",
-    "disk_flaky",
-    "disk_stalled",
-    "cut",
-    "crash",
-    "clock_jump",
-    "limits",
-    "reload",
-    "set_elsewhere",
-    "disabled_elsewhere",
-)
-AGENT_FAULTS = (
-    "crash",
-    "crash_at",
-    "restart",
-    "device_clock_jump",
-    "cut",
-    "kill",
-    "kill_at",
-    "drain",
-    "clock_jump",
-    "upstream_down",
-    "disk_full",
-    "disk_eio",
-    "dial",
-    "cloud_paused",
-    "learning_paused",
-)
 DISK_FAILURES = ("disk_full", "disk_locked", "disk_eio", "disk_unsure", "disk_flaky")
 POINTS = ("before_reserve", "after_reserve", "answered", "settled", "before_close_step", "in_close_step", "closed")
 STEP_POINTS = ("collected", "updated", "checkpointed", "closed", "judged", "committed")
@@ -76,6 +44,56 @@ class Fault:
     detail: str = ""
     amount: float = 0.0
     terms: Terms | None = None
+
+
+def _plain(rng: random.Random, kind: str, at: float, for_s: float) -> Fault:
+    return Fault(at, kind, for_s)
+
+
+FAULTS: dict[str, Callable[[random.Random, str, float, float], Fault]] = {
+    "kill": _plain,
+    "kill_at": lambda rng, kind, at, for_s: Fault(at * 0.5, kind, for_s * 0.3, rng.choice(POINTS), rng.randint(1, 3)),
+    "drain": lambda rng, kind, at, for_s: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
+    "disk_full": _plain,
+    "disk_locked": _plain,
+    "disk_eio": _plain,
+    "disk_unsure": _plain,
+    "disk_flaky": _plain,
+    "disk_stalled": _plain,
+    "cut": lambda rng, kind, at, for_s: Fault(at, kind, for_s, "", rng.randrange(3)),
+    "crash": lambda rng, kind, at, for_s: Fault(at, kind, for_s * 0.5, "", rng.randrange(3)),
+    "clock_jump": lambda rng, kind, at, for_s: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0, 40.0])),
+    "limits": lambda rng, kind, at, for_s: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
+    "reload": lambda rng, kind, at, for_s: Fault(at * 0.5, kind),
+    "set_elsewhere": lambda rng, kind, at, for_s: Fault(at * 0.5, kind, 0.0, rng.choice(SCOPES), rng.randint(0, 12)),
+    "disabled_elsewhere": lambda rng, kind, at, for_s: Fault(at * 0.5, kind, for_s * 0.2, "", rng.randrange(3)),
+}
+"""Faults of the scripted worlds, and how each is drawn at a time and for a time."""
+
+
+def _whose(rng: random.Random, kind: str, at: float, for_s: float, whose: int) -> Fault:
+    return Fault(at, kind, for_s, "", whose)
+
+
+_JUMPS_S = ("-90000", "-30", "30", "4000", "90000")
+AGENT_FAULTS: dict[str, Callable[[random.Random, str, float, float, int], Fault]] = {
+    "crash": _whose,
+    "crash_at": lambda rng, kind, at, for_s, whose: Fault(0.7 * at, kind, for_s, rng.choice(AGENT_POINTS), whose),
+    "restart": _whose,
+    "device_clock_jump": lambda rng, kind, at, for_s, whose: Fault(at, kind, 0.0, rng.choice(_JUMPS_S), whose),
+    "cut": _whose,
+    "kill": _whose,
+    "kill_at": lambda rng, kind, at, for_s, whose: Fault(at, kind, for_s * 0.2, rng.choice(POINTS), rng.randint(1, 3)),
+    "drain": lambda rng, kind, at, for_s, whose: Fault(at, kind, for_s * 0.2, "", rng.choice([0.0, 0.2, 2.0])),
+    "clock_jump": lambda rng, kind, at, for_s, whose: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0])),
+    "upstream_down": _whose,
+    "disk_full": lambda rng, kind, at, for_s, whose: Fault(at, kind, min(for_s, 10.0)),
+    "disk_eio": lambda rng, kind, at, for_s, whose: Fault(at, kind, min(for_s, 10.0)),
+    "dial": lambda rng, kind, at, for_s, whose: Fault(at, kind, 0.0, rng.choice(["", "0.1", "0.5"]), whose),
+    "cloud_paused": _whose,
+    "learning_paused": _whose,
+}
+"""Those of the worlds of agents; `whose`: which of them it befalls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,50 +141,43 @@ class Scenario:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is special about it, by names of FEATURES and AGENT_FEATURES."""
-        terms, agents = self.terms, self.agents
-        found = {f"scenario of scope {task.scope}" for task in terms.tasks.values()}
-        found |= {f"scenario with answer cache {task.answer_cache}" for task in terms.tasks.values()}
-        found |= {"scenario without step credit" for task in terms.tasks.values() if task.credit_factor is None}
-        found |= {"scenario with a schedule of τ" for task in terms.tasks.values() if task.schedule}
-        held = {
-            "scenario without an answer cache": not terms.answers_cached,
-            "scenario with floors": terms.floor_ppm > 0,
-            "scenario with windows": bool(terms.windows),
-            "scenario with rate limits": (terms.device_rate or terms.fleet_rate) is not None,
-            "scenario with two tasks": len(self.tasks) > 1,
-            "scenario with watchers": self.watched,
-            "scenario with an administrator": self.administered,
-            "scenario with a sick disk": sum(fault.kind in DISK_FAILURES for fault in self.faults) >= SICK_FAILURES,
-            "agent with a dial": any(agent.dial is not None for agent in agents),
-            "agent with a daily limit of calls": any(agent.calls_limit is not None for agent in agents),
-            "agent with a daily limit of spend": any(agent.spend_limit_uusd is not None for agent in agents),
-            "agent that only answers": any(not agent.steps for agent in agents),
-        }
-        return tuple(sorted(found | {name for name, holds in held.items() if holds}))
+        """What is special about it."""
+        return tuple(sorted(name for name, has in {**SCENARIOS, **OF_AGENTS}.items() if has(self)))
 
 
-SCENARIOS = frozenset(
-    {
-        *(f"scenario of scope {scope}" for scope in DUAL_SCOPES),
-        *(f"scenario with answer cache {cache}" for cache in ("off", "device", "fleet")),
-        "scenario without an answer cache",
-        "scenario without step credit",
-        "scenario with a schedule of τ",
-        "scenario with floors",
-        "scenario with windows",
-        "scenario with rate limits",
-        "scenario with two tasks",
-        "scenario with watchers",
-        "scenario with an administrator",
-        "scenario with a sick disk",
-    }
-)
+def _any_task(name: str, value: object) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(getattr(task, name) == value for task in scenario.terms.tasks.values())
+
+
+def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[Scenario], bool]:
+    return lambda scenario: any(holds(agent) for agent in scenario.agents)
+
+
+SCENARIOS: dict[str, Callable[[Scenario], bool]] = {
+    **{f"scenario of scope {scope}": _any_task("scope", scope) for scope in DUAL_SCOPES},
+    **{f"scenario with answer cache {cache}": _any_task("answer_cache", cache) for cache in ("off", "device", "fleet")},
+    "scenario without an answer cache": lambda scenario: not scenario.terms.answers_cached,
+    "scenario without step credit": _any_task("credit_factor", None),
+    "scenario with a schedule of τ": lambda scenario: any(task.schedule for task in scenario.terms.tasks.values()),
+    "scenario with floors": lambda scenario: scenario.terms.floor_ppm > 0,
+    "scenario with windows": lambda scenario: bool(scenario.terms.windows),
+    "scenario with rate limits": lambda scenario: (scenario.terms.device_rate or scenario.terms.fleet_rate) is not None,
+    "scenario with two tasks": lambda scenario: len(scenario.tasks) > 1,
+    "scenario with watchers": lambda scenario: scenario.watched,
+    "scenario with an administrator": lambda scenario: scenario.administered,
+    "scenario with a sick disk": lambda scenario: sum(each.kind in DISK_FAILURES for each in scenario.faults) >= SICK_FAILURES,
+}
+OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
+    "agent with a dial": _any_agent(lambda agent: agent.dial is not None),
+    "agent with a daily limit of calls": _any_agent(lambda agent: agent.calls_limit is not None),
+    "agent with a daily limit of spend": _any_agent(lambda agent: agent.spend_limit_uusd is not None),
+    "agent that only answers": _any_agent(lambda agent: not agent.steps),
+}
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
-FEATURES = (
-    SCENARIOS
-    | MESSAGES
-    | {
+FEATURES = frozenset(
+    {
+        *SCENARIOS,
+        *MESSAGES,
         *(f"step with a λ of scope {scope}" for scope in DUAL_SCOPES),
         "scope of a λ changed",
         "shared λ begun by a task that waits",
@@ -204,27 +215,27 @@ FEATURES = (
         "reload of a running coordinator",
     }
 )
-AGENT_FEATURES = MESSAGES | {
-    "agent with a dial",
-    "agent with a daily limit of calls",
-    "agent with a daily limit of spend",
-    "agent that only answers",
-    "scenario with two tasks",
-    "answer local",
-    "answer cloud",
-    "answer local-fallback",
-    "answer refused",
-    "answer left by its person",
-    "answer cut by a crash",
-    "record of a call whose reply was lost",
-    "step reported",
-    "cut step finished after a crash",
-    "step reported out of the outbox",
-    "training call in the purse",
-    "training call that was not settled",
-    "learning call refused by the day's budget",
-    *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-}
+AGENT_FEATURES = frozenset(
+    {
+        *MESSAGES,
+        *OF_AGENTS,
+        "scenario with two tasks",
+        "answer local",
+        "answer cloud",
+        "answer local-fallback",
+        "answer refused",
+        "answer left by its person",
+        "answer cut by a crash",
+        "record of a call whose reply was lost",
+        "step reported",
+        "cut step finished after a crash",
+        "step reported out of the outbox",
+        "training call in the purse",
+        "training call that was not settled",
+        "learning call refused by the day's budget",
+        *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
+    }
+)
 
 
 def draw_scripted(seed: int) -> Scenario:
@@ -358,7 +369,7 @@ def _acts(rng: random.Random, trouble: float) -> dict[str, float]:
 
 
 def _faults(rng: random.Random) -> list[Fault]:
-    faults = [_fault(rng, rng.choice(FAULTS)) for _ in range(rng.randint(0, 4))]
+    faults = [_fault(rng, rng.choice([*FAULTS])) for _ in range(rng.randint(0, 4))]
     if rng.random() < 0.2:  # a disk that fails again and again while calls are under way
         at = 0.0
         for _ in range(rng.randint(SICK_FAILURES, 8)):
@@ -380,18 +391,7 @@ def _with_terms(rng: random.Random, faults: list[Fault], terms: Terms, begins_s:
 
 def _fault(rng: random.Random, kind: str) -> Fault:
     at, for_s = rng.uniform(0.0, 8.0), rng.choice([rng.uniform(0.1, 3.0), rng.uniform(3.0, 14.0)])
-    details: dict[str, Callable[[], Fault]] = {
-        "kill_at": lambda: Fault(at * 0.5, kind, for_s * 0.3, rng.choice(POINTS), rng.randint(1, 3)),
-        "clock_jump": lambda: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0, 40.0])),
-        "crash": lambda: Fault(at, kind, for_s * 0.5, "", rng.randrange(3)),
-        "cut": lambda: Fault(at, kind, for_s, "", rng.randrange(3)),
-        "drain": lambda: Fault(at, kind, for_s * 0.3, "", rng.choice([0.0, 0.2, 2.0])),
-        "limits": lambda: Fault(at, kind, for_s * 0.2, "", rng.uniform(0.3, 1.0)),
-        "reload": lambda: Fault(at * 0.5, kind),
-        "set_elsewhere": lambda: Fault(at * 0.5, kind, 0.0, rng.choice(SCOPES), rng.randint(0, 12)),
-        "disabled_elsewhere": lambda: Fault(at * 0.5, kind, for_s * 0.2, "", rng.randrange(3)),
-    }
-    return details.get(kind, lambda: Fault(at, kind, for_s))()
+    return FAULTS[kind](rng, kind, at, for_s)
 
 
 def draw_agents(seed: int) -> Scenario:
@@ -466,24 +466,13 @@ def _agent_caps(rng: random.Random, most: int) -> Caps:
 
 
 def _agent_faults(rng: random.Random, lasts_s: float) -> list[Fault]:
-    faults = [_agent_fault(rng, rng.choice(AGENT_FAULTS), lasts_s) for _ in range(rng.randint(0, 6))]
+    faults = [_agent_fault(rng, rng.choice([*AGENT_FAULTS]), lasts_s) for _ in range(rng.randint(0, 6))]
     return sorted(faults, key=lambda fault: fault.at)
 
 
 def _agent_fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
     at, for_s = rng.uniform(0.0, lasts_s), rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
-    whose = rng.randrange(3)
-    drawn: dict[str, Callable[[], Fault]] = {
-        "crash_at": lambda: Fault(0.7 * at, kind, for_s, rng.choice(AGENT_POINTS), whose),
-        "device_clock_jump": lambda: Fault(at, kind, 0.0, rng.choice(["-90000", "-30", "30", "4000", "90000"]), whose),
-        "clock_jump": lambda: Fault(at, kind, 0.0, "", rng.choice([-20.0, -3.0, 3.0, 12.0])),
-        "kill_at": lambda: Fault(at, kind, for_s * 0.2, rng.choice(POINTS), rng.randint(1, 3)),
-        "drain": lambda: Fault(at, kind, for_s * 0.2, "", rng.choice([0.0, 0.2, 2.0])),
-        "disk_full": lambda: Fault(at, kind, min(for_s, 10.0)),
-        "disk_eio": lambda: Fault(at, kind, min(for_s, 10.0)),
-        "dial": lambda: Fault(at, kind, 0.0, rng.choice(["", "0.1", "0.5"]), whose),
-    }
-    return drawn.get(kind, lambda: Fault(at, kind, for_s, "", whose))()
+    return AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3))
 
 
 def smaller(scenario: Scenario) -> Iterator[Scenario]:
@@ -506,7 +495,7 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, tasks=(task,))
     for acts in without_some(tuple(scenario.upstream_acts.items())):
         yield replace(scenario, upstream_acts=dict(acts))
-    for name in (*_MESSAGE_FAULTS, "upstream_duplicate", "watched", "administered", "slow_disk"):
+    for name in ("drop", "duplicate", "late", "reorder", "upstream_duplicate", "watched", "administered", "slow_disk"):
         if getattr(scenario, name):
             yield _with(scenario, name, type(getattr(scenario, name))())
     for terms in _plainer(scenario.terms):
@@ -542,50 +531,16 @@ def _with(value: T, name: str, part: object) -> T:
 
 
 def words(scenario: Scenario) -> list[str]:
-    """A scenario for a person, a line for each kind of thing in it."""
-    lines, tasks, prompts = [], " and ".join(scenario.tasks), counted(scenario.prompts, "prompt")
-    if scenario.devices:
-        beside = [name for name in ("watched", "administered") if getattr(scenario, name)]
-        script = f"{counted(scenario.devices, 'device')}, {counted(scenario.steps, 'step')} each of {tasks}, {prompts} a step"
-        lines.append(", ".join([script, *beside]))
-    if scenario.agents:
-        size = counted(scenario.group_size, "response")
-        lines.append(
-            f"{counted(len(scenario.agents), 'agent')}, {tasks}, {prompts} a step of {size} each, {scenario.lasts_s:g} s"
-        )
-        lines += [_agent_words(number, agent) for number, agent in enumerate(scenario.agents)]
-    caps = [
-        f"{scope} {name} {cap}"
-        for scope, held in scenario.terms.caps.items()
-        for name, cap in zip(LIMIT_FIELDS, held, strict=True)
-        if cap is not None
-    ]
-    lines += [f"limits: {', '.join(caps)}"] if caps else []
-    lines.append(f"the cloud answers within {scenario.slow_s:g} s")
-    lines += _shares("messages", {said: getattr(scenario, name) for name, said in _MESSAGE_FAULTS.items()})
-    lines += _shares("upstream", {**scenario.upstream_acts, "asked twice": scenario.upstream_duplicate})
-    return lines + ([_fault_words(fault) for fault in scenario.faults] or ["no faults beyond these"])
+    """A scenario for a person: what is in it, a line for each agent, task and fault."""
+    lines = [_said(scenario, "seed", "terms", "agents", "faults"), f"terms: {_said(scenario.terms, 'tasks')}"]
+    lines += [f"agent-{number}: {_said(agent)}" for number, agent in enumerate(scenario.agents)]
+    lines += [f"task {name}: {_said(task)}" for name, task in scenario.terms.tasks.items()]
+    return lines + ([f"fault: {_said(fault, 'terms')}" for fault in scenario.faults] or ["no faults beyond these"])
 
 
-_MESSAGE_FAULTS = {"drop": "dropped", "duplicate": "sent twice", "late": "late", "reorder": "overtaken"}
-
-
-def _agent_words(number: int, agent: AgentPlan) -> str:
-    limits = {"dial": agent.dial, "learning's calls a day": agent.calls_limit, "learning's uUSD a day": agent.spend_limit_uusd}
-    told = "".join(f", {name} {value:g}" for name, value in limits.items() if value is not None)
-    return f"agent-{number}: {counted(agent.questions, 'question')}, {counted(agent.steps, 'step')} a task{told}"
-
-
-def _shares(about: str, shares: dict[str, float]) -> list[str]:
-    told = [f"{100 * share:.1f} % {name}" for name, share in shares.items() if share]
-    return [f"{about}: {', '.join(told)}"] if told else []
-
-
-def _fault_words(fault: Fault) -> str:
-    detail, amount = f" {fault.detail}" if fault.detail else "", f" {fault.amount:g}" if fault.amount else ""
-    return f"at {fault.at:.2f} s {fault.kind}{detail}{amount}" + (f" for {fault.for_s:.2f} s" if fault.for_s else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """1 device, 2 devices."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _said(part: DataclassInstance, *left_out: str) -> str:
+    """All that is not nothing."""
+    known = {each.name: getattr(part, each.name) for each in fields(part) if each.name not in left_out}
+    return ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in known.items() if value
+    )

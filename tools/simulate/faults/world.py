@@ -33,7 +33,6 @@ from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import SimulatedAdministrator
-from tools.simulate.faults.agent_checker import AgentSeen, Kept
 from tools.simulate.faults.agent_device import LOOK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Notebook, ScriptedMember, Surroundings, last_questions
@@ -120,7 +119,6 @@ class World:
         self._armed: dict[str, int] = {}
         self._admin_link = self.around.link()
         self._administrator: Host | None = None
-        self._kept: dict[str, Kept] = {}
         self._rest_s, self._look_s = (AGENTS_REST_S, LOOK_S) if self.agents else (REST_S, LOOK_AT_SCRIPTS_S)
 
     def run(self) -> Outcome:
@@ -296,8 +294,7 @@ class World:
         await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._look_s)
         for agent in self.agents:
             await agent.stop()
-            with agent.opened() as state:
-                self._kept[agent.name] = Kept.read(state, self.scenario.tasks)
+            agent.read()
 
     async def _end(self) -> None:
         """Wait until every lease that can be open is over, ask what became of everything, and stop."""
@@ -330,11 +327,7 @@ class World:
         entries = [json.loads(entry.to_json()) for entry in self.disk.tables.journal]
         durable = [*self.disk.durable_at, *[float("inf")] * (len(entries) - len(self.disk.durable_at))]
         disk = DiskLog(durable, self.outages, frozenset(self.disk.unsure))
-        agents = [
-            AgentSeen(each.name, self.scenario, each.number, each.notes, each.dial_since, self._kept.get(each.name))
-            for each in self.agents
-        ]
-        check(entries, self.upstream.log, self.around.log, self._rules(), disk, agents, verdict)
+        check(entries, self.upstream.log, self.around.log, self._rules(), disk, self.agents, verdict)
         verdict.met.update([*self.scenario.features, *self.met.elements()])
         verdict.met.update({f"message {what}": count for what, count in asdict(self.network.traffic).items()})
         for event in self.around.log:
@@ -357,7 +350,8 @@ class World:
 
     def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        kept = [(name, sorted(each.records.items()), each.purse) for name, each in sorted(self._kept.items())]
+        folders = [(agent.name, agent.kept) for agent in self.agents]
+        kept = [(name, sorted(each.records.items()), each.purse) for name, each in folders if each is not None]
         last = [entry.hash for entry in self.disk.tables.journal[-1:]]
         logs = (*self.upstream.log, *self.around.log, *self.around.story, *kept)
         for part in (*last, self.loop.steps, self.loop.time(), *logs):

@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.core.errors import AdapterError
@@ -201,7 +201,7 @@ def read_mind(folder: Path) -> Mind:
 
 def write_mind(folder: Path, mind: Mind) -> None:
     """Keep θ in an existing folder."""
-    (folder / MIND_FILE).write_text(json.dumps(asdict(mind)), encoding="utf-8")
+    (folder / MIND_FILE).write_text(json.dumps(mind.model_dump()), encoding="utf-8")
 
 
 def _text(question: Question, decision: Decision) -> str:

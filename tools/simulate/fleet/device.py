@@ -195,14 +195,14 @@ class FleetDevice:
 
     def _make_backend(self) -> SimulatedBackend:
         group = self.group
-        return SimulatedBackend(self.machine, group.mind.value(), group.nature.value(), group.tokens, self._seed)
+        return SimulatedBackend(self.machine, group.mind, group.nature, group.tokens, self._seed)
 
     async def _open_backend(self) -> SimulatedBackend:
         return self.backend
 
     async def _open_learner(self) -> SimulatedLearner:
         group = self.group
-        return SimulatedLearner(self.machine, group.mind.value(), group.nature.value(), group.rates.value())
+        return SimulatedLearner(self.machine, group.mind, group.nature, group.rates)
 
     def _practice(self) -> TaskSource:
         first, loop = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM, self._around.loop

@@ -10,14 +10,13 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import grpc
 
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S
-from tools.simulate.fleet.spans import ENDLESS, Span, hours_of_a_day
 from tools.simulate.virtual.loop import is_alive
 from tools.simulate.virtual.network import Exchange, Network, ServiceEndpoint, SimulatedChannel
 
@@ -27,8 +26,7 @@ PATIENCE_S = 40.0
 """How long a connection over a dead link lasts: 30 s until a keep-alive is sent, 10 s until it counts as unanswered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(NamedTuple):
     """From when until when nothing passes, in virtual seconds."""
 
     began: float
@@ -69,12 +67,12 @@ class Link:
         self._forced = NEVER_YET
         self._ahead, self._hours = deque([NEVER]), NEVER
 
-    def outages_until(self, at: float) -> list[Span]:
+    def outages_until(self, at: float) -> list[Outage]:
         """Those that began before `at` and were not over when this was asked the last time, in no order; some may overlap."""
         self.up_again(at)
         begun = [each for each in (*self._over, *self._ahead, self._hours, self._forced) if each.began < at]
         self._over = [each for each in self._over if each.ends > at]
-        return [(each.began, each.ends) for each in begun]
+        return begun
 
     def up_again(self, now: float) -> float:
         """When something passes again; `now` itself while the link is up."""
@@ -212,6 +210,16 @@ class FleetChannel(SimulatedChannel):
             self._watch_outages()
 
 
+def covered_s(outages: Iterable[Outage], begins: float, ends: float) -> float:
+    """Seconds of this interval that lie in any of them."""
+    covered, seen = 0.0, begins
+    for first, last in sorted(outages):
+        first, last = max(first, seen), min(last, ends)
+        if last > first:
+            covered, seen = covered + (last - first), last
+    return covered
+
+
 def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
     at = 0.0
     while model.mean_up_s is not None and model.mean_down_s > 0.0:
@@ -223,10 +231,11 @@ def _by_chance(model: LinkModel, rng: random.Random) -> Iterator[Outage]:
 
 
 def _by_hours(model: LinkModel, starts_at_h: float) -> Iterator[Outage]:
-    if model.offline_hours is not None and (hours := hours_of_a_day(model.offline_hours)):
-        first, lasts_s, midnight = model.offline_hours[0], hours * HOUR_S, -starts_at_h * HOUR_S - DAY_S
-        if hours == 24.0:
-            yield Outage(*ENDLESS)
+    if model.offline_hours is not None:
+        first, last = model.offline_hours
+        lasts_s, midnight = ((last - first) % 24.0 or 24.0) * HOUR_S, -starts_at_h * HOUR_S - DAY_S
+        if lasts_s == DAY_S:
+            yield Outage(-DAY_S, 1e9)  # longer than any scenario
         while True:
             began = midnight + first * HOUR_S
             yield Outage(began, began + lasts_s)

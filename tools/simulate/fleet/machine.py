@@ -33,7 +33,6 @@ class Machine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, speed: DeviceSpeed) -> None:
         self.speed = speed
-        self.busy_s = 0.0
         self.energy_wh = 0.0
         self._empty_s = 0.0
         self._loop = loop
@@ -128,7 +127,6 @@ class Machine:
         if elapsed <= 0.0:
             return
         busy = self._busy
-        self.busy_s += elapsed if busy else 0.0
         self._draw(elapsed, self.speed.busy_w if busy else self.speed.idle_w)
         if busy and not self._serving:
             self._work_off(elapsed * self._share(now - elapsed))

@@ -8,7 +8,7 @@ logistic). With θ = (skill, ask, ask_slope) and the constants of `Nature`:
 
 At temperature 0 the model asks where z + bias > 0, and a local answer is right where s + right_noise > 0, so that over questions of one
 difficulty it is right with probability σ(s). At temperature 1 it asks with σ(z + bias) and is right with σ(s). A learner that follows
-advantages moves θ along Σ Â ∇ log π, whose parts are here. All functions take floats and numpy arrays alike, so that the exact simulation
+advantages moves θ along Σ Â ∇ log π, whose parts are here. The log-odds are of floats and numpy arrays alike, so that the exact simulation
 and the vectorised fleet share them.
 """
 
@@ -17,48 +17,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from edge.config.schema import NotNegative, Positive, Rate, Section
 from edge.core.rng import stream
 
 Number = Any
 """A float, or an array of them."""
 Outcome = Literal["asked", "right", "wrong", "broken"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class Nature:
-    """What learning does not change. `hardness` and `noise_share` in nats; `broken`: share of responses without the format.
+class Mind(Section):
+    """θ of the simulated model, in nats. Defaults are about those of the bundled model: half of the questions right, few asked for."""
 
-    `skill_limit`: the skill that training can come near. The cloud LLM is right with σ(cloud_skill - cloud_hardness (d - 1/2)).
-    """
-
-    hardness: float = 8.0
-    noise_share: float = 1.0
-    broken: float = 0.0
-    skill_limit: float = 3.0
-    cloud_skill: float = 4.0
-    cloud_hardness: float = 2.0
+    skill: Finite = Field(0.4, description="Log-odds of a right local answer at difficulty 1/2.")
+    ask: Finite = Field(-2.5, description="Log-odds of asking for help at difficulty 1/2.")
+    ask_slope: Finite = Field(3.0, description="How fast these grow with the difficulty.")
 
 
-@dataclass(frozen=True, slots=True)
-class Mind:
-    """θ, in nats. Defaults are about those of the bundled model: half of the questions right, few asked for."""
+class Nature(Section):
+    """What learning does not change."""
 
-    skill: Number = 0.4
-    ask: Number = -2.5
-    ask_slope: Number = 3.0
+    hardness: Finite = Field(8.0, description="Nats by which a right local answer gets unlikelier from difficulty 0 to 1.")
+    noise_share: NotNegative = Field(1.0, description="Spread of the help log-odds between equally hard questions, nats.")
+    broken: Rate = Field(0.0, description="Share of responses that lack the format.")
+    skill_limit: Positive = Field(3.0, description="The skill that training can come near, nats.")
+    cloud_skill: Finite = Field(4.0, description="Log-odds of a right cloud answer at difficulty 0, nats.")
+    cloud_hardness: Finite = Field(2.0, description="Nats by which it gets unlikelier from difficulty 0 to 1.")
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How far a step moves each number for a unit of its gradient."""
+class Rates(Section):
+    """How far one learning step moves each number of θ for a unit of its gradient."""
 
-    skill: float = 0.3
-    ask: float = 0.3
-    ask_slope: float = 0.3
+    skill: NotNegative = Field(0.3, description="Of skill.")
+    ask: NotNegative = Field(0.3, description="Of ask.")
+    ask_slope: NotNegative = Field(0.3, description="Of ask_slope.")
 
 
 _FURTHER = " and"
@@ -136,30 +133,20 @@ def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -
         return (0.0, 0.0, 0.0)
     asks = float(sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise)))
     right = float(sigmoid(right_log_odds(mind, nature, question.difficulty)))
-    by_skill, by_ask, by_slope = gradient_at(asks, right, question.difficulty, outcome)
-    return (by_skill, by_ask, by_slope)
-
-
-def gradient_at(asks: Number, right: Number, difficulty: Number, outcome: Outcome) -> tuple[Number, Number, Number]:
-    """The same for a response that is not broken, from its probability of asking and, where it does not, of being right."""
     by_ask = 1.0 - asks if outcome == "asked" else -asks
     by_skill = {"asked": 0.0, "right": 1.0 - right, "wrong": -right}[outcome]
-    return (by_skill, by_ask, by_ask * (difficulty - 0.5))
+    return (by_skill, by_ask, by_ask * (question.difficulty - 0.5))
 
 
 def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[Question, Outcome, float]]) -> Mind:
     """θ after one step over (question, outcome, weight): the weight is Â times what its group counts. Skill gains fade at its limit."""
-    sums = [0.0, 0.0, 0.0]
+    by_skill = by_ask = by_slope = 0.0
     for question, outcome, weight in weighed:
-        for place, part in enumerate(gradient(mind, nature, question, outcome)):
-            sums[place] += weight * part
-    after = moved(mind, nature, rates, sums[0], sums[1], sums[2])
-    return Mind(float(after.skill), float(after.ask), float(after.ask_slope))
-
-
-def moved(mind: Mind, nature: Nature, rates: Rates, by_skill: Number, by_ask: Number, by_slope: Number) -> Mind:
-    """θ after a step whose weighed gradients sum to these."""
-    room = np.where(by_skill > 0, np.maximum(0.0, 1.0 - mind.skill / nature.skill_limit), 1.0)
+        parts = gradient(mind, nature, question, outcome)
+        by_skill, by_ask, by_slope = by_skill + weight * parts[0], by_ask + weight * parts[1], by_slope + weight * parts[2]
+    room = max(0.0, 1.0 - mind.skill / nature.skill_limit) if by_skill > 0 else 1.0
     return Mind(
-        mind.skill + rates.skill * by_skill * room, mind.ask + rates.ask * by_ask, mind.ask_slope + rates.ask_slope * by_slope
+        skill=mind.skill + rates.skill * by_skill * room,
+        ask=mind.ask + rates.ask * by_ask,
+        ask_slope=mind.ask_slope + rates.ask_slope * by_slope,
     )

@@ -5,29 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, ProgressColumn, Task
+from rich.table import Table
+from rich.text import Text
 
-from edge.core.errors import EdgeError, UsageError
-from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario
+from edge.core.errors import EdgeError
+from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
-from tools.simulate.reports.assertions import evaluate
+from tools.simulate.reports.assertions import evaluate, holds
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
 
 SHM = Path("/dev/shm")
-_TELL_EVERY_S = 1.0
 _VIOLATIONS_TOLD = 10
 
 
@@ -65,7 +64,7 @@ def run(chosen: argparse.Namespace) -> int:
     counted = f", {events} events" if events else ""
     print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s{counted}", file=sys.stderr)
     _write(result, chosen.json, chosen.html)
-    return 0 if all(each.holds for each in result.assertions) and not violations else 1
+    return 0 if holds(result) else 1
 
 
 def _check_outputs(chosen: argparse.Namespace) -> None:
@@ -88,11 +87,7 @@ def _write(result: SimulationResult, json: Path | None, html: Path | None) -> No
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
-    try:
-        checked = Scenario.model_validate({**scenario, "seed": seed})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    checked = scenario_of({**scenario, "seed": seed})
     return judged(play(checked, "sweep", told=False)[0], checked)
 
 
@@ -103,7 +98,7 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
     """
     with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
         world = FleetWorld(scenario, name, Path(folder))
-        with _progress(world) if told else _silence():
+        with _progress(world, told):
             try:
                 result = world.run()
             except Deadlock as error:
@@ -128,7 +123,10 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
 
     console = Console()
     heads, rows = group_columns(result)
-    console.print(_table(heads, rows))
+    table = Table("", *heads)
+    for words, cells in rows:
+        table.add_row(words, *cells)
+    console.print(table)
     for each in result.assertions:
         mark = "[green]holds[/green]" if each.holds else "[red]fails[/red]"
         console.print(f"{mark}  {escape(each.sentence)}: {escape(each.found)}", soft_wrap=True)
@@ -138,37 +136,14 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
         console.print(f"... and {len(violations) - _VIOLATIONS_TOLD} more")
 
 
-def _table(heads: Sequence[str], rows: Any) -> Any:
-    from rich.table import Table
+def _progress(world: FleetWorld, told: bool) -> Progress:
+    """A line that says how far the world is, drawn by a thread that only looks."""
 
-    table = Table("", *heads)
-    for words, cells in rows:
-        table.add_row(words, *cells)
-    return table
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _progress(world: FleetWorld) -> Iterator[None]:
-    """A line that says how far the world is, from a thread that only looks."""
-    over = threading.Event()
-
-    def tell() -> None:
-        while not over.wait(_TELL_EVERY_S):
+    class HowFar(ProgressColumn):
+        def render(self, task: Task) -> Text:
             hours = world.loop.time() / HOUR_S
-            print(
-                f"\r{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events ", end="", file=sys.stderr, flush=True
-            )
+            return Text(f"{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events")
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    progress = Progress(HowFar(), console=Console(stderr=True), transient=True, refresh_per_second=1, disable=not told)
+    progress.add_task("")
+    return progress

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from coordinator.config import (
     ANY_TASK,
@@ -25,9 +25,10 @@ from coordinator.config import (
     TaskConfig,
 )
 from edge.config.loader import ValueAt
-from edge.config.schema import Rate
+from edge.config.schema import Rate, Section
+from edge.core.errors import UsageError
 from tools.simulate.fleet import files
-from tools.simulate.fleet.mind import Mind, Nature, Rates
+from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS
 from tools.simulate.reports.assertions import EACH, Assertion
 
@@ -35,7 +36,6 @@ DAY_S, HOUR_S = 86400.0, 3600.0
 MONDAY_MIDNIGHT = 1_704_067_200.0
 """Seconds since the epoch at which the local clock of a scenario shows Monday 2024-01-01, 0 h."""
 Hour = Annotated[float, Field(ge=0.0, le=24.0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 HARDWARE = {"device": DEVICES, "link": LINKS}
 """Keys of a group that name a file, and where the known ones are."""
 HOURS: Mapping[str, tuple[float, ...]] = {
@@ -44,12 +44,6 @@ HOURS: Mapping[str, tuple[float, ...]] = {
     "evening": (0.4, 0.1, 0, 0, 0, 0, 0.3, 0.8, 0.6, 0.4, 0.4, 0.5, 0.8, 0.6, 0.5, 0.6, 0.8, 1.4, 2.2, 2.8, 3, 3, 2.2, 1.2),
 }
 """Named daily profiles: how questions are shared among the hours of the local clock."""
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
 
 class LearningPart(Section):
@@ -63,51 +57,6 @@ class LearningPart(Section):
     at_once: bool = Field(
         False, description="All devices take their steps at the same times; false: each at times of its own within the hours."
     )
-
-
-class MindPart(Section):
-    """θ of the simulated model at the beginning, in nats."""
-
-    skill: Finite = Field(Mind().skill, description="Log-odds of a right local answer at difficulty 1/2.")
-    ask: Finite = Field(Mind().ask, description="Log-odds of asking for help at difficulty 1/2.")
-    ask_slope: Finite = Field(Mind().ask_slope, description="How fast these grow with the difficulty.")
-
-    def value(self) -> Mind:
-        """As the model takes it."""
-        return Mind(self.skill, self.ask, self.ask_slope)
-
-
-class NaturePart(Section):
-    """What learning does not change."""
-
-    hardness: Finite = Field(
-        Nature().hardness, description="Nats by which a right local answer gets unlikelier from difficulty 0 to 1."
-    )
-    noise_share: NotNegative = Field(
-        Nature().noise_share, description="Spread of the help log-odds between equally hard questions, nats."
-    )
-    broken: Rate = Field(Nature().broken, description="Share of responses that lack the format.")
-    skill_limit: Positive = Field(Nature().skill_limit, description="The skill that training can come near, nats.")
-    cloud_skill: Finite = Field(Nature().cloud_skill, description="Log-odds of a right cloud answer at difficulty 0, nats.")
-    cloud_hardness: Finite = Field(
-        Nature().cloud_hardness, description="Nats by which it gets unlikelier from difficulty 0 to 1."
-    )
-
-    def value(self) -> Nature:
-        """As the model takes it."""
-        return Nature(**self.model_dump())
-
-
-class RatesPart(Section):
-    """How far one learning step moves each number of θ for a unit of its gradient."""
-
-    skill: NotNegative = Field(Rates().skill, description="Of skill.")
-    ask: NotNegative = Field(Rates().ask, description="Of ask.")
-    ask_slope: NotNegative = Field(Rates().ask_slope, description="Of ask_slope.")
-
-    def value(self) -> Rates:
-        """As the model takes it."""
-        return Rates(self.skill, self.ask, self.ask_slope)
 
 
 class DifficultyPart(Section):
@@ -174,9 +123,9 @@ class GroupPart(Section):
         description="What λ acts on (learning.price); with tokens or spend a budget that renews sets τ in place of the dial.",
     )
     learning: LearningPart | None = Field(None, description="How the devices learn (null: not at all).")
-    mind: MindPart = Field(MindPart(), description="θ of the simulated model at the beginning.")
-    nature: NaturePart = Field(NaturePart(), description="What learning does not change.")
-    rates: RatesPart = Field(RatesPart(), description="How fast learning moves θ.")
+    mind: Mind = Field(Mind(), description="θ of the simulated model at the beginning.")
+    nature: Nature = Field(Nature(), description="What learning does not change.")
+    rates: Rates = Field(Rates(), description="How fast learning moves θ.")
     difficulty: DifficultyPart = Field(DifficultyPart(), description="How hard the questions are.")
     tokens: TokensPart = Field(TokensPart(), description="How long prompts, responses and completions are.")
     task: str = Field("math", min_length=1, max_length=64, description="Task label of all their questions.")
@@ -365,6 +314,16 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
     found = files.read(Scenario, Path(path), sets, example="lasts_h=24")
     groups = [_at_home(group, place, found.origins, Path(path).parent) for place, group in enumerate(found.config.groups)]
     return found.config.model_copy(update={"groups": tuple(groups)})
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """A scenario of values that were changed since they were read. Raises UsageError, in one line."""
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "scenario"
+        raise UsageError(f"{place}: {first['msg']}", hint="see tools/simulate/README.md") from None
 
 
 def _at_home(group: GroupPart, place: int, origins: Mapping[str, str], folder: Path) -> GroupPart:

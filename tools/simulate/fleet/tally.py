@@ -105,72 +105,70 @@ class GroupTally:
         """One for each sample."""
         return [self._intervals[place] for place in range(len(self.samples))]
 
-    def result(self, about: GroupAbout, devices: Sequence[DeviceFigures]) -> GroupResult:
-        """Everything together."""
+    def result(
+        self,
+        devices: Sequence[DeviceFigures],
+        *,
+        name: str,
+        profile: str,
+        link: str,
+        target_rate: float,
+        training_target_rate: float | None,
+        learns: bool,
+        energy_wh: float,
+        battery_empty_s: float,
+        lost: int,
+    ) -> GroupResult:
+        """Everything together. `learns`: whether there is a λ to tell of."""
         intervals, total, settled = self.intervals(), Interval(), self._settled
         for interval in intervals:
             total = total.plus(interval)
         used = [source for source in SOURCES if self._total[source]]
         return GroupResult(
-            name=about.name,
+            name=name,
             devices=len(devices),
-            profile=about.profile,
-            link=about.link,
-            target_rate=rounded(about.target_rate),
+            profile=profile,
+            link=link,
+            target_rate=rounded(target_rate),
             answers={source: self._total[source].total() for source in used},
             latency_first={source: _histogram(self._first[source], self._first_s[source]) for source in used},
             latency_total={source: _histogram(self._total[source], self._total_s[source]) for source in used},
-            assist_rate=_share(total.from_cloud, total.answers),
-            settled_assist_rate=_share(settled.from_cloud, settled.answers),
-            training_assist_rate=_share(total.asking, total.units),
-            settled_training_assist_rate=_share(settled.asking, settled.units),
-            accuracy=_share(total.right, total.answers),
-            local_accuracy=_share(total.stayed_right, total.stayed),
-            dual=mean(figures.dual for figures in devices) if about.learns else None,
+            assist_rate=share(total.from_cloud, total.answers),
+            settled_assist_rate=share(settled.from_cloud, settled.answers),
+            training_assist_rate=share(total.asking, total.units),
+            settled_training_assist_rate=share(settled.asking, settled.units),
+            accuracy=share(total.right, total.answers),
+            local_accuracy=share(total.stayed_right, total.stayed),
+            dual=mean(figures.dual for figures in devices) if learns else None,
             steps=sum(figures.steps for figures in devices),
             calls=sum(figures.calls for figures in devices),
             spend_uusd=sum(figures.spend_uusd for figures in devices),
             refused=dict(sorted(self.refused.items())),
-            energy_wh=rounded(about.energy_wh),
-            battery_empty_s=rounded(about.battery_empty_s),
+            energy_wh=rounded(energy_wh),
+            battery_empty_s=rounded(battery_empty_s),
             calls_by_device=quantiles([figures.calls for figures in devices]),
             spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
-            series=self._series(intervals, about),
-            lost=about.lost,
-            training_target_rate=rounded(about.training_target_rate),
+            series=self._series(intervals, target_rate, training_target_rate),
+            lost=lost,
+            training_target_rate=rounded(training_target_rate),
         )
 
-    def _series(self, intervals: Sequence[Interval], about: GroupAbout) -> Series:
+    def _series(self, intervals: Sequence[Interval], target_rate: float, training_target_rate: float | None) -> Series:
         return Series(
             at_s=[rounded(sample.at_s) for sample in self.samples],
-            assist_rate=[_share(each.from_cloud, each.answers) for each in intervals],
-            training_assist_rate=[_share(each.asking, each.units) for each in intervals],
+            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
+            training_assist_rate=[share(each.asking, each.units) for each in intervals],
             dual=[rounded(sample.dual) for sample in self.samples],
-            joint_accuracy=[_share(each.right, each.answers) for each in intervals],
-            local_accuracy=[_share(each.stayed_right, each.stayed) for each in intervals],
+            joint_accuracy=[share(each.right, each.answers) for each in intervals],
+            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
             answers=[each.answers for each in intervals],
             cloud_calls=[each.calls for each in intervals],
             spend_uusd=[each.spend_uusd for each in intervals],
             online_share=[rounded(sample.online_share) for sample in self.samples],
             energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
-            target_rate=told_rates([sample.target_rate for sample in self.samples], about.target_rate),
-            training_target_rate=told_rates([sample.training_target_rate for sample in self.samples], about.training_target_rate),
+            target_rate=told_rates([sample.target_rate for sample in self.samples], target_rate),
+            training_target_rate=told_rates([sample.training_target_rate for sample in self.samples], training_target_rate),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAbout:
-    """What a group's result says besides its counts. `learns`: whether there is a λ to tell of."""
-
-    name: str
-    profile: str
-    link: str
-    target_rate: float
-    training_target_rate: float | None
-    learns: bool
-    energy_wh: float
-    battery_empty_s: float
-    lost: int
 
 
 def told_rates(rates: Sequence[float | None], last: float | None) -> list[float]:
@@ -203,7 +201,8 @@ def jain_index(values: Sequence[float]) -> float | None:
     return rounded(sum(values) ** 2 / (len(values) * squares)) if squares else None
 
 
-def _share(part: int, whole: int) -> float | None:
+def share(part: int, whole: int) -> float | None:
+    """part / whole, None where there is no whole."""
     return rounded(part / whole) if whole else None
 
 

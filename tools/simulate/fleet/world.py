@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, budget_key
 from coordinator.ledger.budgets import window_label
@@ -19,7 +21,7 @@ from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Outage, covered_s
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
 from tools.simulate.fleet.profiles import load_device, load_link
@@ -32,8 +34,7 @@ from tools.simulate.fleet.scenario import (
     GroupPart,
     Scenario,
 )
-from tools.simulate.fleet.spans import Span, covered_s
-from tools.simulate.fleet.tally import GroupAbout, GroupTally, Sample, jain_index, mean
+from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
 from tools.simulate.virtual.disk import Disk
@@ -57,19 +58,6 @@ class _Group:
     dual_init: float
     devices: list[FleetDevice] = field(default_factory=list)
     energy_wh: float = 0.0
-
-
-@dataclass(slots=True)
-class _CloudSeries:
-    at_s: list[float] = field(default_factory=list)
-    queue: list[int] = field(default_factory=list)
-    in_flight: list[int] = field(default_factory=list)
-    up: list[float] = field(default_factory=list)
-    spend_uusd: list[int] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
-    limit_uusd: list[int | None] = field(default_factory=list)
-    limit_calls: list[int | None] = field(default_factory=list)
-    fleet_dual: list[float | None] = field(default_factory=list)
 
 
 class FleetWorld:
@@ -100,8 +88,8 @@ class FleetWorld:
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
-        self._series = _CloudSeries()
-        self._down: list[Span] = []
+        self._series = CloudResult([], [], [], [], [], [], [], [], [], {}, 0, None)
+        self._down: list[Outage] = []
         self._still_asking = scenario.devices
         self._all_asked = asyncio.Event()
         most = max(most_tokens(group.part.tokens) for group in self._groups)
@@ -236,12 +224,12 @@ class FleetWorld:
     async def _coordinator_down(self, seconds: float) -> None:
         self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
         began, place = self.loop.time(), len(self._down)
-        self._down.append((began, math.inf))
+        self._down.append(Outage(began, math.inf))
         self.site.kill()
         await asyncio.sleep(seconds)
         self.site.start()
         await self._until_served()
-        self._down[place] = began, self.loop.time()
+        self._down[place] = Outage(began, self.loop.time())
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
         self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
@@ -353,32 +341,24 @@ class FleetWorld:
         )
 
     def _group_result(self, group: _Group) -> GroupResult:
-        about = GroupAbout(
-            group.part.name,
-            group.speed.name,
-            group.link.name,
-            self._target_rate(group),
-            self._training_target_rate(group),
-            group.part.learning is not None,
-            group.energy_wh,
-            sum(device.machine.empty_for_s for device in group.devices),
-            sum(device.figures.asked - device.kept for device in group.devices),
+        return group.tally.result(
+            [device.figures for device in group.devices],
+            name=group.part.name,
+            profile=group.speed.name,
+            link=group.link.name,
+            target_rate=self._target_rate(group),
+            training_target_rate=self._training_target_rate(group),
+            learns=group.part.learning is not None,
+            energy_wh=group.energy_wh,
+            battery_empty_s=sum(device.machine.empty_for_s for device in group.devices),
+            lost=sum(device.figures.asked - device.kept for device in group.devices),
         )
-        return group.tally.result(about, [device.figures for device in group.devices])
 
     def _cloud_result(self) -> CloudResult:
         series, spent = self._series, self._spent(self._part.budgets.fleet.window)
         series.spend_uusd[-1], series.calls[-1] = spent.uusd, spent.calls  # with the answers that ended late
-        return CloudResult(
-            at_s=series.at_s,
-            queue=series.queue,
-            in_flight=series.in_flight,
-            up=series.up,
-            spend_uusd=series.spend_uusd,
-            limit_uusd=series.limit_uusd,
-            calls=series.calls,
-            limit_calls=series.limit_calls,
-            fleet_dual=series.fleet_dual,
+        return msgspec.structs.replace(
+            series,
             errors=dict(sorted(self.cloud.errors.items())),
             ledger_violations=len(self.found),
             jain_index=jain_index([device.figures.calls for device in self.devices]),
@@ -399,7 +379,7 @@ class FleetWorld:
 
     def _asked_by(self, number: int) -> Asked:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
-        return Asked(part.tokens, part.nature.value())
+        return Asked(part.tokens, part.nature)
 
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting

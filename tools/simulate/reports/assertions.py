@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tools.simulate.reports.quantities import METRICS, Asked, Quantity, Unit, answers_of, metric, written
+from tools.simulate.reports.quantities import METRICS, Asked, Quantity, Unit, answers_of, figure, metric, written
 from tools.simulate.reports.result import AssertionResult, SimulationResult
 
 EACH = "each"
@@ -70,9 +70,7 @@ class Assertion(BaseModel):
     @property
     def quantity(self) -> Quantity:
         """What the metric measures."""
-        found = metric(self.metric)
-        assert found is not None
-        return found
+        return figure(self.metric)
 
     @property
     def text(self) -> str:

@@ -17,6 +17,7 @@ from tools.simulate.reports.result import (
     GROWTH,
     LEAST_S,
     SOURCES,
+    CloudResult,
     GroupResult,
     LatencyHistogram,
     Series,
@@ -74,6 +75,11 @@ class Line:
         """Its name, with that of its run."""
         return self.run.named(self.name)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(value is not None for value in self.y)
+
 
 class Book:
     """All charts of the runs on a page."""
@@ -99,38 +105,41 @@ class Book:
             for group in run.result.groups:
                 yield run, group, self._strokes[group.name]
 
-    def _pooled(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
-        """Shares of answers by group; intervals with few answers are taken together, since their shares would only flicker."""
+    def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]], *, pool: bool = False) -> list[Line]:
+        """A line over time for each group that has any of it. `pool`: shares of answers, of which intervals with few are taken together,
+        since their shares would only flicker."""
         lines = []
         for run, group, stroke in self._groups():
-            at_s, shares = pooled(group.series.at_s, values(group), group.series.answers)
-            lines.append(Line(group.name, run, stroke, at_s, shares))
-        return [line for line in lines if any(value is not None for value in line.y)]
+            at_s, y = group.series.at_s, values(group)
+            at_s, y = pooled(at_s, y, group.series.answers) if pool else (at_s, y)
+            lines.append(Line(group.name, run, stroke, at_s, y))
+        return [line for line in lines if line.is_known]
 
-    def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]]) -> list[Line]:
-        """A line over time for each group that has any of it."""
-        lines = [Line(group.name, run, stroke, group.series.at_s, values(group)) for run, group, stroke in self._groups()]
-        return [line for line in lines if any(value is not None for value in line.y)]
+    def _of_cloud(
+        self,
+        name: str,
+        colour: str,
+        values: Callable[[CloudResult], Sequence[float | None]],
+        *,
+        dash: int = 0,
+        steps: bool = False,
+    ) -> list[Line]:
+        """A line over time for each run that has any of it."""
+        style, stroke = "steps-pre" if steps else "default", Stroke(colour, dash)
+        lines = [Line(name, run, stroke, run.result.cloud.at_s, values(run.result.cloud), style) for run in self._runs]
+        return [line for line in lines if line.is_known]
 
     def _latency(self, source: str) -> Chart | None:
         title, caption = _SOURCE_WORDS[source]
         return self._waiting(f"latency-{source}", title, caption, lambda group: group.latency_total.get(source))
 
     def _first_letter(self) -> Chart | None:
-        caption = "Time to the first visible letter, all answers together."
-        if all(_is_one_time(all_sources(group.latency_first)) for _, group, _ in self._groups()):
-            caption += (
-                " All prompts of a group have one length (tokens.prompt), so that its first letters take one and the same time."
-            )
-        return self._waiting(
-            "first-letter", "Waiting for the first letter", caption, lambda group: all_sources(group.latency_first)
-        )
+        title, caption = "Waiting for the first letter", "Time to the first visible letter, all answers together."
+        return self._waiting("first-letter", title, caption, lambda group: all_sources(group.latency_first))
 
     def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
         found = [(group.name, run, stroke, of(group)) for run, group, stroke in self._groups()]
-        known = [
-            (name, run, stroke, histogram) for name, run, stroke, histogram in found if histogram is not None and histogram.count
-        ]
+        known = [(name, run, stroke, each) for name, run, stroke, each in found if each is not None and each.count]
         if not known:
             return None
         lines = [Line(group, run, stroke, *_distribution(histogram), "steps-post") for group, run, stroke, histogram in known]
@@ -149,56 +158,35 @@ class Book:
         lines: Sequence[Line],
         unit: Unit,
         label: str,
-        finish: Callable[[Any], None] | None = None,
+        finish: Callable[[Any], None] = lambda axis: None,
     ) -> Chart | None:
-        lines = [line for line in lines if any(value is not None for value in line.y)]
+        lines = [line for line in lines if line.is_known]
         if not lines:
             return None
-        said = "; ".join(_course(line, unit) for line in lines if line.label)
-        return _chart(
-            name,
-            title,
-            caption,
-            said,
-            lines,
-            lambda axis: self._time_axes(axis, unit, label, finish),
-            unit_s=unit_of_time(self._ends_s)[0],
-        )
 
-    def _time_axes(self, axis: Any, unit: Unit, label: str, finish: Callable[[Any], None] | None) -> None:
-        time_axis(axis, self._ends_s, self._events)
-        axis.set_ylabel(label)
-        if unit is Unit.SHARE:
-            _percent_axis(axis)
-        else:
-            from_nothing(axis)
-        if finish is not None:
+        def axes(axis: Any) -> None:
+            time_axis(axis, self._ends_s, self._events)
+            axis.set_ylabel(label)
+            (_percent_axis if unit is Unit.SHARE else from_nothing)(axis)
             finish(axis)
+
+        said = "; ".join(_course(line, unit) for line in lines if line.label)
+        return _chart(name, title, caption, said, lines, axes, unit_s=unit_of_time(self._ends_s)[0])
 
     def _asking(self) -> Chart | None:
         caption = f"Share of people's questions that went to the cloud; a point is of at least {POOL} answers."
-        return self._rate("rate", "How often people's questions go to the cloud", caption, training=False)
+        lines = self._by_group(lambda group: group.series.assist_rate, pool=True)
+        return self._rate("rate", "How often people's questions go to the cloud", caption, lines, training=False)
 
     def _training(self) -> Chart | None:
         caption = "Share of the responses of learning steps that asked the cloud: what the price λ steers."
-        return self._rate("training-rate", "How often learning asks the cloud", caption, training=True)
+        lines = self._by_group(lambda group: group.series.training_assist_rate)
+        return self._rate("training-rate", "How often learning asks the cloud", caption, lines, training=True)
 
-    def _rate(self, name: str, title: str, caption: str, *, training: bool) -> Chart | None:
-        if training:
-            lines = self._by_group(lambda group: group.series.training_assist_rate)
-        else:
-            lines = self._pooled(lambda group: group.series.assist_rate)
+    def _rate(self, name: str, title: str, caption: str, lines: list[Line], *, training: bool) -> Chart | None:
         known = {line.name for line in lines}
         targets = [
-            Line(
-                "",
-                run,
-                Stroke(stroke.colour, 2),
-                group.series.at_s,
-                group.target_rates(training=training),
-                "steps-pre",
-                width=1.0,
-            )
+            Line("", run, Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), "steps-pre", 1.0)
             for run, group, stroke in self._groups()
             if group.name in known and run is self._runs[0]
         ]
@@ -210,83 +198,54 @@ class Book:
         axis.axvspan(0, warm_up, color=colour("line"), alpha=0.5, linewidth=0, zorder=0)
 
     def _price(self) -> Chart | None:
-        lines = self._by_group(lambda group: group.series.dual)
-        lines += [
-            Line("fleet", run, Stroke("ink"), run.result.cloud.at_s, run.result.cloud.fleet_dual)
-            for run in self._runs
-            if any(value is not None for value in run.result.cloud.fleet_dual)
-        ]
+        lines = self._by_group(lambda group: group.series.dual) + self._of_cloud("fleet", "ink", lambda cloud: cloud.fleet_dual)
         caption = "What asking the cloud costs a device while it learns, in units of reward: it rises while more is asked than τ allows."
         return self._over_time("dual", "Price of asking λ", caption, lines, Unit.NUMBER, "λ")
 
     def _accuracy(self) -> Chart | None:
-        lines = self._pooled(lambda group: group.series.joint_accuracy)
+        lines = self._by_group(lambda group: group.series.joint_accuracy, pool=True)
         caption = f"Share of right answers, whoever gave them; a point is of at least {POOL} answers."
         return self._over_time("accuracy", "Right answers, all", caption, lines, Unit.SHARE, "accuracy")
 
     def _local_accuracy(self) -> Chart | None:
-        lines = self._pooled(lambda group: group.series.local_accuracy)
+        lines = self._by_group(lambda group: group.series.local_accuracy, pool=True)
         caption = "Share of right answers among those that the device gave alone."
         return self._over_time("local-accuracy", "Right answers, local alone", caption, lines, Unit.SHARE, "accuracy")
 
     def _spend(self) -> Chart | None:
-        lines = [
-            Line(
-                "spent",
-                run,
-                Stroke("c0"),
-                run.result.cloud.at_s,
-                [each / 1e6 for each in run.result.cloud.spend_uusd],
-            )
-            for run in self._runs
-        ]
-        lines += self._limits(lambda run: [None if each is None else each / 1e6 for each in run.result.cloud.limit_uusd])
+        lines = self._of_cloud("spent", "c0", lambda cloud: _dollars(cloud.spend_uusd))
+        lines += self._of_cloud("budget", "alarm", lambda cloud: _dollars(cloud.limit_uusd), dash=1, steps=True)
         caption = "Charged by the ledger in the budget's window so far, and what the fleet's budget allows."
         return self._over_time("spend", "Spend against budget", caption, lines, Unit.DOLLARS, "dollars")
 
     def _calls(self) -> Chart | None:
-        if not self._limits(lambda run: run.result.cloud.limit_calls):
-            return None
-        lines = [Line("calls", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.calls) for run in self._runs]
-        lines += self._limits(lambda run: run.result.cloud.limit_calls)
-        return self._over_time(
-            "calls", "Cloud calls against budget", "Charged calls in the budget's window so far.", lines, Unit.COUNT, "calls"
-        )
-
-    def _limits(self, of: Callable[[Shown], Sequence[float | None]]) -> list[Line]:
-        lines = [Line("budget", run, Stroke("alarm", 1), run.result.cloud.at_s, of(run), "steps-pre") for run in self._runs]
-        return [line for line in lines if any(value is not None for value in line.y)]
+        limits = self._of_cloud("budget", "alarm", lambda cloud: cloud.limit_calls, dash=1, steps=True)
+        lines = self._of_cloud("calls", "c0", lambda cloud: cloud.calls) + limits if limits else []
+        caption = "Charged calls in the budget's window so far."
+        return self._over_time("calls", "Cloud calls against budget", caption, lines, Unit.COUNT, "calls")
 
     def _load(self) -> Chart | None:
-        lines = self._by_group(
-            lambda group: [3600 * count / width for count, width in zip(group.series.answers, _widths(group.series), strict=True)]
-        )
-        return self._over_time("load", "Answers an hour", "How much the devices are asked.", lines, Unit.COUNT, "answers an hour")
+        def per_hour(group: GroupResult) -> list[float | None]:
+            return [3600 * count / width for count, width in zip(group.series.answers, _widths(group.series), strict=True)]
+
+        caption = "How much the devices are asked."
+        return self._over_time("load", "Answers an hour", caption, self._by_group(per_hour), Unit.COUNT, "answers an hour")
 
     def _cloud(self) -> Chart | None:
-        lines = [
-            line
-            for run in self._runs
-            for line in (
-                Line("waiting", run, Stroke("c1"), run.result.cloud.at_s, run.result.cloud.queue, "steps-pre"),
-                Line("under way", run, Stroke("c0"), run.result.cloud.at_s, run.result.cloud.in_flight, "steps-pre"),
-            )
-        ]
+        waiting = self._of_cloud("waiting", "c1", lambda cloud: cloud.queue, steps=True)
+        under_way = self._of_cloud("under way", "c0", lambda cloud: cloud.in_flight, steps=True)
+        lines = [line for pair in zip(waiting, under_way, strict=True) for line in pair]
         caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
-        if self._has_down_time():
+        if any(share < 1 for share in self._runs[0].result.cloud.up):
             caption += " Shaded: the coordinator was down."
         return self._over_time("cloud", "Queue and calls under way", caption, lines, Unit.COUNT, "calls", self._shade_down_time)
-
-    def _has_down_time(self) -> bool:
-        return any(share < 1 for share in self._runs[0].result.cloud.up)
 
     def _shade_down_time(self, axis: Any) -> None:
         cloud, unit_s = self._runs[0].result.cloud, unit_of_time(self._ends_s)[0]
         for begins, ends, up in zip([0.0, *cloud.at_s], cloud.at_s, cloud.up, strict=False):
             if up < 1:
-                axis.axvspan(
-                    begins / unit_s, ends / unit_s, color=colour("alarm"), alpha=0.12 + 0.2 * (1 - up), linewidth=0, zorder=0
-                )
+                span, alpha = (begins / unit_s, ends / unit_s), 0.12 + 0.2 * (1 - up)
+                axis.axvspan(*span, color=colour("alarm"), alpha=alpha, linewidth=0, zorder=0)
 
     def _power(self) -> Chart | None:
         def watts(group: GroupResult) -> list[float | None]:
@@ -297,10 +256,9 @@ class Book:
         return self._over_time("energy", "Power of a device", caption, self._by_group(watts), Unit.NUMBER, "watts")
 
     def _online(self) -> Chart | None:
+        lines = self._by_group(lambda group: group.series.online_share)
         caption = "Share of the devices that can reach the coordinator."
-        return self._over_time(
-            "online", "Devices online", caption, self._by_group(lambda group: group.series.online_share), Unit.SHARE, "online"
-        )
+        return self._over_time("online", "Devices online", caption, lines, Unit.SHARE, "online")
 
     def _fairness(self) -> Chart | None:
         rows = [
@@ -375,6 +333,10 @@ def _is_sparse(values: Sequence[float | None]) -> bool:
     )  # fmt: skip
 
 
+def _dollars(uusd: Sequence[int | None]) -> list[float | None]:
+    return [None if each is None else each / 1e6 for each in uusd]
+
+
 def _widths(series: Series) -> list[float]:
     return [after - before for before, after in zip([0.0, *series.at_s], series.at_s, strict=False)]
 
@@ -385,12 +347,6 @@ def _distribution(histogram: LatencyHistogram) -> _Curve:
     seen = list(accumulate(histogram.counts[place] for place in places))
     ends = [LEAST_S * GROWTH ** (place + 1) for place in places]
     return [ends[0] / GROWTH, *ends], [0.0, *(count / histogram.count for count in seen)]
-
-
-def _is_one_time(histogram: LatencyHistogram) -> bool:
-    """Whether nearly all of them are in one bin or its neighbours."""
-    low, high = histogram.quantile(0.05), histogram.quantile(0.95)
-    return low is None or high is None or high / low < GROWTH**2.5
 
 
 def _within(histogram: LatencyHistogram, share: float) -> str:

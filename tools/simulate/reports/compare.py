@@ -6,25 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.core.errors import UsageError
-from edge.core.files import open_regular
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_comparison
-from tools.simulate.reports.places import check_files
+from tools.simulate.reports.places import check_files, read_json
 from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.reports.tables import differences
-
-
-class _Head(msgspec.Struct):
-    """What is read first, so that a file of another format is told from a damaged one."""
-
-    format: int
 
 
 def add_compare(commands: Any) -> None:
@@ -54,21 +45,7 @@ def compare(chosen: argparse.Namespace) -> int:
 
 def read_result(path: Path) -> SimulationResult:
     """A run's JSON. Raises UsageError, in one line, where there is none or it is of another format."""
-    try:
-        with open_regular(path) as file:
-            text = file.read()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="give what a run wrote with --json") from None
-    try:
-        found = msgspec.json.decode(text, type=_Head).format
-    except msgspec.DecodeError:
-        raise UsageError(f"{path} is no result of a simulation", hint="give the JSON of python -m tools.simulate run") from None
-    if found != FORMAT:
-        raise UsageError(f"{path} has format {found}, and this program reads format {FORMAT}", hint="run its scenario again")
-    try:
-        return SimulationResult.from_json(text)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="run its scenario again") from None
+    return read_json(path, SimulationResult, FORMAT, hint="python -m tools.simulate run writes such files with --json")
 
 
 def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:

@@ -1,4 +1,4 @@
-"""Where results go: whether a file can be written is known before the work, and it comes to its place in one move."""
+"""Files of results: whether one can be written is known before the work, it comes to its place in one move, and is read by its format."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import tempfile
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from edge.core.errors import EdgeError, UsageError
-from edge.core.files import write_atomically
+from edge.core.files import open_regular, write_atomically
 
+T = TypeVar("T")
 _HINT = "choose another place"
+
+
+class _Head(msgspec.Struct):
+    """What is read first, so that a file of another format is told from a damaged one."""
+
+    format: int
 
 
 def check_files(*paths: Path | None, read: Sequence[Path] = ()) -> None:
@@ -53,6 +63,26 @@ def put(content: bytes, path: Path) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from error
+
+
+def put_json(value: Any, path: Path) -> None:
+    """Write a value with a `format` as `read_json` reads it. Raises EdgeError, in one line."""
+    put(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n", path)
+
+
+def read_json(path: Path, kind: type[T], number: int, *, hint: str) -> T:
+    """What a file says that was written in this format. Raises UsageError, in one line; `hint`: which command writes such files."""
+    try:
+        with open_regular(path) as file:
+            text = file.read()
+        found = msgspec.json.decode(text, type=_Head).format
+        if found != number:
+            raise UsageError(f"{path} has format {found}, and this program reads format {number}", hint=hint)
+        return msgspec.json.decode(text, type=kind)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no such file: {error}", hint=hint) from None
 
 
 def _check_file(path: Path) -> None:

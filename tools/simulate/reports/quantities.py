@@ -70,11 +70,6 @@ def quantile(share: float, *, first: bool = False) -> Quantity:
     return Quantity(name, Unit.SECONDS, lambda asked: latency(asked, first=first).quantile(share), of_sources=True)
 
 
-def jain_index(asked: Asked) -> float | None:
-    """(Σx)² / (n Σx²) of the devices' calls: 1 where all have the same share, 1/n where one has all."""
-    return asked.result.cloud.jain_index
-
-
 def _mean_latency(asked: Asked) -> float | None:
     histogram = latency(asked, first=False)
     return histogram.sum_s / histogram.count if histogram.count else None
@@ -107,8 +102,15 @@ def _training_rate(asked: Asked) -> float | None:
 def _joint_accuracy(asked: Asked) -> float | None:
     if not asked.settled:
         return weighted([(each.accuracy, answers_of(each)) for each in asked.groups])
-    pairs = [each for group in asked.groups for each in after_warm_up(asked.result, group, group.series.joint_accuracy)]
-    return weighted(pairs)
+    return _settled(asked, lambda group: group.series.joint_accuracy, lambda group: group.series.answers)
+
+
+def _settled(
+    asked: Asked, values: Callable[[GroupResult], Sequence[float | None]], weights: Callable[[GroupResult], Sequence[float]]
+) -> float | None:
+    """Mean over the intervals after the warm-up."""
+    rows = [row for group in asked.groups for row in zip(group.series.at_s, values(group), weights(group), strict=True)]
+    return weighted([(value, weight) for at, value, weight in rows if at > asked.result.warm_up_s])
 
 
 def _local_accuracy(asked: Asked) -> float | None:
@@ -118,22 +120,7 @@ def _local_accuracy(asked: Asked) -> float | None:
 def _dual(asked: Asked) -> float | None:
     if not asked.settled:
         return weighted([(each.dual, each.devices) for each in asked.groups])
-    begins = asked.result.warm_up_s
-    pairs = [
-        (value, float(group.devices))
-        for group in asked.groups
-        for at, value in zip(group.series.at_s, group.series.dual, strict=True)
-        if at > begins
-    ]
-    return weighted(pairs)
-
-
-def after_warm_up(
-    result: SimulationResult, group: GroupResult, values: Sequence[float | None]
-) -> list[tuple[float | None, float]]:
-    """(value, answers) of each interval after the warm-up."""
-    rows = zip(group.series.at_s, values, group.series.answers, strict=True)
-    return [(value, float(answers)) for at, value, answers in rows if at > result.warm_up_s]
+    return _settled(asked, lambda group: group.series.dual, lambda group: [group.devices] * len(group.series.at_s))
 
 
 def _off_target(asked: Asked, *, training: bool) -> float | None:
@@ -230,7 +217,7 @@ QUANTITIES: dict[str, Quantity] = {
         Quantity("training rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=True), settles=True),
         Quantity("joint accuracy", Unit.SHARE, _joint_accuracy, settles=True),
         Quantity("local accuracy", Unit.SHARE, _local_accuracy),
-        Quantity("fairness", Unit.NUMBER, jain_index, of_groups=False),
+        Quantity("fairness", Unit.NUMBER, lambda asked: asked.result.cloud.jain_index, of_groups=False),
         Quantity("spend", Unit.DOLLARS, _spend),
         Quantity("spend over budget", Unit.DOLLARS, lambda asked: _over_budget(asked, money=True), of_groups=False),
         Quantity("calls over budget", Unit.COUNT, lambda asked: _over_budget(asked, money=False), of_groups=False),
@@ -269,6 +256,13 @@ def metric(name: str) -> Quantity | None:
     if (found := _PERCENTILE.fullmatch(name)) is not None:
         return quantile(float(found[1]) / 100, first=found[2] is not None)
     return QUANTITIES.get(name)
+
+
+def figure(name: str) -> Quantity:
+    """The figure of a name that is known."""
+    found = metric(name)
+    assert found is not None, name
+    return found
 
 
 def several(count: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.simulate.reports.quantities import QUANTITIES, Asked, Quantity, Unit, quantile, written
+from tools.simulate.reports.quantities import Asked, Unit, figure, written
 from tools.simulate.reports.result import GroupResult, SimulationResult
 
 _HEAD = ("answers", "p50", "p95", "rate", "joint accuracy", "spend", "calls", "lost answers")
@@ -13,20 +13,8 @@ _GROUPED = (
     "answers", "p50", "p95", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy", "learning steps", "calls",
     "spend", "refusals", "lost answers", "online", "energy", "battery empty",
 )  # fmt: skip
-_COMPARED = (
-    "answers", "p50", "p95", "p99", "p50 first token", "p95 first token", "rate", "training rate", "λ", "joint accuracy", "local accuracy",
-    "calls", "spend", "spend per answer", "fairness", "queue", "in flight", "refusals", "lost answers", "cloud errors", "ledger violations",
-    "coordinator up", "online", "learning steps", "energy", "battery empty",
-)  # fmt: skip
 _COMPARED_BY_GROUP = ("p50", "p95", "rate", "λ", "joint accuracy", "spend", "energy")
 _ABOUT = ("Devices", "Device", "Link", "Target rate τ", "Target rate τ, learning")
-_LATENCIES = {
-    "p50": quantile(0.5),
-    "p95": quantile(0.95),
-    "p99": quantile(0.99),
-    "p50 first token": quantile(0.5, first=True),
-    "p95 first token": quantile(0.95, first=True),
-}
 WORDS = {
     "answers": "Answers",
     "p50": "Half answered within",
@@ -39,7 +27,6 @@ WORDS = {
     "λ": "λ at the end",
     "joint accuracy": "Right, all answers",
     "local accuracy": "Right, local alone",
-    "learning steps": "Learning steps",
     "calls": "Cloud calls",
     "spend": "Spend",
     "spend per answer": "Spend per answer",
@@ -52,10 +39,11 @@ WORDS = {
     "ledger violations": "Ledger violations",
     "coordinator up": "Coordinator up",
     "online": "Devices online",
+    "learning steps": "Learning steps",
     "energy": "Energy",
     "battery empty": "Battery empty",
 }
-"""How figures are called in tables, for who runs a fleet."""
+"""How figures are called in tables, for who runs a fleet; all of them are compared, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +54,6 @@ class Difference:
     first: str
     second: str
     difference: str
-
-
-def figure(name: str) -> Quantity:
-    """The quantity of this name, latencies included."""
-    return _LATENCIES.get(name) or QUANTITIES[name]
 
 
 def overview(result: SimulationResult) -> list[tuple[str, str]]:
@@ -114,7 +97,7 @@ def reasons(result: SimulationResult) -> list[tuple[str, str, int]]:
 
 def differences(first: SimulationResult, second: SimulationResult) -> list[Difference]:
     """The fleet's figures of two runs, then those of the groups that both have."""
-    rows = [_difference(name, "", Asked(first, first.groups), Asked(second, second.groups)) for name in _COMPARED]
+    rows = [_difference(name, "", Asked(first, first.groups), Asked(second, second.groups)) for name in WORDS]
     others = {group.name: group for group in second.groups}
     for group in first.groups:
         if group.name in others and len(first.groups) > 1:

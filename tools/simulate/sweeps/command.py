@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
-from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -21,9 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
-from edge.core.files import open_regular
-from tools.simulate.fleet.files import from_folder
-from tools.simulate.fleet.scenario import HARDWARE, Scenario, load_scenario
+from tools.simulate.fleet.scenario import load_scenario, scenario_of
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
@@ -33,7 +28,6 @@ from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
 
 RUN = "tools.simulate.fleet.run:run_scenario"
-Check = Callable[[Mapping[str, Any]], str]
 
 
 def add_sweep(commands: Any) -> None:
@@ -62,68 +56,23 @@ def add_sweep(commands: Any) -> None:
     command.set_defaults(play=sweep)
 
 
-def sweep(chosen: argparse.Namespace, *, run: str = RUN, check: Check | None = None) -> int:
+def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
     """Play all combinations, tell and write what they found; 0 where every run gave a result and does what the scenario states, else 1.
 
-    `check` refuses a scenario that cannot be played, and tells what its result depends on besides.
+    Raises UsageError, ConfigError for what cannot be played, before anything is.
     """
     require_matplotlib()
-    scenario = read_scenario(chosen.scenario)
+    scenario = load_scenario(chosen.scenario).model_dump(mode="json", exclude_unset=True)
     variations = [Variation.of(text) for text in chosen.vary]
     if not variations and chosen.seeds == 1:
         raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60, or --seeds 3")
     check_folder(chosen.out)
-    look = check or partial(check_scenario, path=chosen.scenario)
-    jobs = [replace(job, ingredients=look(job.scenario)) for job in jobs_of(scenario, variations, chosen.seeds)]
-    _make(chosen.out)
+    jobs = [
+        replace(job, ingredients=ingredients_of(scenario_of(job.scenario))) for job in jobs_of(scenario, variations, chosen.seeds)
+    ]
     ends = _played(jobs, chosen, run)
     _tell(ends, variations, chosen.out, chosen.scenario.stem)
     return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}", hint="choose another place") from None
-
-
-def read_scenario(path: Path) -> dict[str, Any]:
-    """The scenario as it is written, with paths that begin where the file is. Raises UsageError in one line."""
-    try:
-        with open_regular(path) as file:
-            read = yaml.safe_load(file)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="give a scenario's YAML") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(read, dict):
-        raise UsageError(f"{path} is no scenario", hint="see tools/simulate/README.md")
-    return _at_home(read, path.parent)
-
-
-def _at_home(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
-    groups = scenario.get("groups")
-    for group in groups if isinstance(groups, list) else []:
-        for key, known in HARDWARE.items():
-            if isinstance(group, dict) and isinstance(group.get(key), str):
-                group[key] = from_folder(group[key], folder, known)
-    return scenario
-
-
-def check_scenario(scenario: Mapping[str, Any], path: Path | None = None) -> str:
-    """What a scenario's result depends on besides. Raises UsageError, ConfigError in one line for one that does not keep to the schema;
-    with file and line where that is so of the file at `path` already."""
-    try:
-        Scenario.model_validate(scenario)
-    except ValidationError as error:
-        if path is not None:
-            load_scenario(path)
-        first = error.errors(include_url=False)[0]
-        raise UsageError(
-            f"{'.'.join(map(str, first['loc'])) or 'scenario'}: {first['msg']}", hint="see --vary and the scenario"
-        ) from None
-    return ingredients_of(scenario)
 
 
 def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[Finished | Failed]:

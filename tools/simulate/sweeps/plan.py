@@ -21,6 +21,7 @@ import yaml
 
 from edge.core.errors import UsageError
 from tools.simulate.fleet.profiles import load_device, load_link
+from tools.simulate.fleet.scenario import Scenario
 from tools.simulate.reports.result import FORMAT
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -147,13 +148,12 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def ingredients_of(scenario: Mapping[str, Any]) -> str:
+def ingredients_of(scenario: Scenario) -> str:
     """Equal texts give equal results for this scenario and a seed.
 
     Raises UsageError, ConfigError for a device or link that cannot be had.
     """
-    groups = scenario["groups"]
-    hardware = [(load_device(group["device"], group.get("model", "")), load_link(group["link"])) for group in groups]
+    hardware = [(load_device(group.device, group.model), load_link(group.link)) for group in scenario.groups]
     return f"{hardware!r} {program()}"
 
 

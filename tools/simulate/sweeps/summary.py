@@ -11,8 +11,8 @@ from typing import Any
 
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
-from tools.simulate.reports.quantities import Asked, Unit, written
-from tools.simulate.reports.tables import WORDS, figure, told
+from tools.simulate.reports.quantities import Asked, Unit, figure, written
+from tools.simulate.reports.tables import WORDS, told
 from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, short_names
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import yaml
 
 from edge.app import model_file
@@ -31,8 +30,9 @@ from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
 from tools.simulate.fleet.profiles import load_device
-from tools.simulate.reports.places import check_folder, put
-from tools.simulate.validation.drawing import draw, require_drawing
+from tools.simulate.reports.drawing import require_matplotlib
+from tools.simulate.reports.places import check_folder, put_json, read_json
+from tools.simulate.validation.drawing import draw
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
@@ -88,7 +88,7 @@ class Archive:
 
 def validate(chosen: argparse.Namespace) -> int:
     """Measure, run, simulate, compare; 0, or with --strict 1 where the goal is missed. Raises EdgeError for what cannot be run."""
-    require_drawing()
+    require_matplotlib()
     _check(chosen)
     check_folder(chosen.out)
     archive = read_archive(chosen.again) if chosen.again is not None else _measured(chosen)
@@ -100,7 +100,7 @@ def validate(chosen: argparse.Namespace) -> int:
     lines = [*table(rows), *_remarks(rows, distance, archive)]
     (chosen.out / "validation.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     archive = replace(archive, result=_result(rows, distance, archive, replayed))
-    put(msgspec.json.format(msgspec.json.encode(archive), indent=1) + b"\n", chosen.out / "validation.json")
+    put_json(archive, chosen.out / "validation.json")
     print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
     return int(chosen.strict and not goal_is_met(rows))
 
@@ -126,13 +126,7 @@ def archive_of(
 
 def read_archive(path: Path) -> Archive:
     """An earlier validation. Raises UsageError for a file that is none."""
-    hint = "give the validation.json of an earlier run, or measure again without --again"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Archive)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from None
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is no validation that can be played again: {error}", hint=hint) from None
+    return read_json(path, Archive, FORMAT, hint="give the validation.json of an earlier run, or measure again without --again")
 
 
 def _check(chosen: argparse.Namespace) -> None:
@@ -213,7 +207,7 @@ def simulate(archive: Archive, out: Path, say: Tell) -> Simulated:
         fitted = fit_mind(archive.known.prompts)
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             steps = replayed_steps(lessons, fitted, cloud, profile, link, Path(folder))
-        mind = {"theta": asdict(fitted.mind), "nature": asdict(fitted.nature), "prompts": len(fitted.prompts)}
+        mind = {"theta": fitted.mind.model_dump(), "nature": fitted.nature.model_dump(), "prompts": len(fitted.prompts)}
     return Simulated(Run(answers, steps, archive.dual_init), local, cloud, mind)
 
 

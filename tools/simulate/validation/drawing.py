@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import EdgeError
-from edge.core.install import install_extra
 from tools.simulate.validation.seen import Answered, Run, Taken
 
 _COLOURS = {"local": "#1f6fb4", "cloud": "#d9730d", "local-fallback": "#8a4fb0"}
 _LEAST_SPAN = 0.05
 """λ is drawn at least so far up and down, so that small differences look small."""
 _KINDS = (("real", "-", 2.2), ("simulated", (0, (4, 2)), 1.6))
-
-
-def require_drawing() -> None:
-    """Raises EdgeError without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EdgeError("drawing needs matplotlib", hint=install_extra("lab"))
 
 
 def draw(path: Path, real: Run, simulated: Run, target_rate: float) -> None:

@@ -119,8 +119,13 @@ def fit_mind(samples: Sequence[Sampled], nature: Nature | None = None) -> Fitted
     counted = sum(each.asked + each.right + each.wrong + each.broken for each in samples)
     lengths = [math.log(max(1.0, each.response_tokens)) for each in samples]
     return FittedMind(
-        mind=Mind(skill, ask, slope),
-        nature=Nature(nature.hardness, noise, sum(each.broken for each in samples) / counted, nature.skill_limit),
+        mind=Mind(skill=skill, ask=ask, ask_slope=slope),
+        nature=Nature(
+            hardness=nature.hardness,
+            noise_share=noise,
+            broken=sum(each.broken for each in samples) / counted,
+            skill_limit=nature.skill_limit,
+        ),
         prompts=tuple((round(each, 6), round(own / noise, 6)) for each, own in zip(hard, left, strict=True)),
         prompt_tokens=round(median(each.prompt_tokens for each in samples)),
         response_tokens=round(math.exp(fmean(lengths))),

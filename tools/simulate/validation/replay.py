@@ -89,7 +89,6 @@ def replayed_steps(
     tokens = {"prompt": mind.prompt_tokens, "local": mind.response_tokens, "local_spread": round(mind.response_spread, 6)}
     learning = {"steps_per_day": lessons.steps, "from_hour": 0, "until_hour": 0, "at_once": True}
     learning |= {"prompts_per_step": lessons.prompts_per_step, "group_size": lessons.group_size}
-    theta, nature = mind.mind, mind.nature
     group = {
         "name": "machine",
         "device": str(profile),
@@ -98,8 +97,8 @@ def replayed_steps(
         "on_mains": True,
         "questions_per_day": 0,
         "learning": learning,
-        "mind": {"skill": theta.skill, "ask": theta.ask, "ask_slope": theta.ask_slope},
-        "nature": {"hardness": nature.hardness, "noise_share": nature.noise_share, "broken": nature.broken},
+        "mind": mind.mind,
+        "nature": mind.nature,
         "tokens": tokens,
     }
     data = {
@@ -192,7 +191,7 @@ class _ReplayedDevice(FleetDevice):
 
     def _make_backend(self) -> SimulatedBackend:
         group = self.group
-        return _ReplayedBackend(self._replay, self.machine, group.mind.value(), group.nature.value(), group.tokens, self._seed)
+        return _ReplayedBackend(self._replay, self.machine, group.mind, group.nature, group.tokens, self._seed)
 
     async def _be_asked(self) -> None:
         loop = self._around.loop

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, TypeVar
+
+import numpy as np
 
 from tools.simulate.validation.seen import Answered, Run, Taken
 
@@ -43,15 +45,6 @@ class Row:
         }
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """On a straight line between order statistics; needs at least one."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def compare(real: Run, simulated: Run) -> list[Row]:
     """Latencies by source, rates, λ. A source that only one of the two has is no row."""
     rows = [*_latency_rows(real.answers, simulated.answers), *_rate_rows(real.answers, simulated.answers)]
@@ -85,7 +78,7 @@ def _quantile_rows(
     name: str, both: Sequence[Sequence[Answered]], value: Callable[[Answered], float], *, judged: bool
 ) -> Iterator[Row]:
     for share, word in _SHARES:
-        one, other = (quantile([value(each) for each in answers], share) for answers in both)
+        one, other = (float(np.quantile([value(each) for each in answers], share)) for answers in both)
         yield Row(f"{name}, {word}", "s", one, other, abs(other - one) <= GOAL * one if judged else None)
 
 
@@ -100,7 +93,7 @@ def _step_rows(real: Run, simulated: Run) -> Iterator[Row]:
     both = (real.steps, simulated.steps)
     yield Row("assist rate of training", "", *_both(both, lambda steps: fmean(step.assist_rate for step in steps)))
     yield Row("λ after the last step", "", *_both(both, lambda steps: steps[-1].dual))
-    yield Row("a learning step, p50", "s", *_both(both, lambda steps: quantile([step.seconds for step in steps], 0.5)))
+    yield Row("a learning step, p50", "s", *_both(both, lambda steps: median(step.seconds for step in steps)))
 
 
 def _both(pair: Sequence[T], value: Callable[[T], float]) -> tuple[float, float]:

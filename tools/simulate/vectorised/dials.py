@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.budget.dial import BIAS_BOUND, DIAL_LR, ENOUGH_OF_ONE_ADAPTER, STEADINESS, WINDOW
+from edge.budget.dial import BIAS_BOUND, DIAL_LR, STEADINESS, WINDOW
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
 LEAST_SPREAD = 1.0
@@ -34,12 +34,7 @@ class FleetDials:
         self._correction = np.zeros(devices, np.float32)
         self._owed = np.zeros(devices, np.float32)
         self._count = np.zeros(devices, np.int32)
-        self._of_adapter = np.zeros(devices, np.int32)
         self._seen = np.full((devices, FIRST_COLUMNS), np.inf, np.float32)
-
-    def new_adapter(self, who: Ints) -> None:
-        """These devices answer with another adapter from now on."""
-        self._of_adapter[who] = 0
 
     def settings(self, who: Ints) -> Settings:
         """What these devices (each once) ask their next question with."""
@@ -78,20 +73,12 @@ class FleetDials:
             columns += more
         self._seen[who, count % columns] = log_odds
         self._count[who] = count + 1
-        self._of_adapter[who] += 1
 
     def _ordered(self, who: Ints) -> tuple[Floats, Floats]:
         """The log-odds to go by in ascending order, what is unknown as +inf behind them, and how many answers they are of."""
-        count, own = self._count[who], self._of_adapter[who]
-        seen = np.minimum(count, WINDOW)
+        seen = np.minimum(self._count[who], WINDOW)
         width = max(1, int(seen.max(initial=0)))
         rows = self._seen[who, :width] if width < self._seen.shape[1] else self._seen[who]
-        some = np.flatnonzero((own >= ENOUGH_OF_ONE_ADAPTER) & (own < seen))
-        if some.size:
-            columns = self._seen.shape[1]
-            age = (count[some, None] - 1 - np.arange(width)) % columns
-            rows[some] = np.where(age < own[some, None], rows[some], np.inf)
-            seen[some] = own[some]
         rows.sort(axis=1)
         return rows, seen.astype(np.float32)
 

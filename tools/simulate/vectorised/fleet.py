@@ -21,12 +21,12 @@ from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
-from tools.simulate.fleet.tally import jain_index, quantiles
+from tools.simulate.fleet.tally import jain_index, quantiles, share
 from tools.simulate.reports.result import FORMAT, SOURCES, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.vectorised.cloud import ANSWERED, REFUSED, Calls, Cloud, Replies
 from tools.simulate.vectorised.dials import FleetDials
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
-from tools.simulate.vectorised.tally import Tally, share
+from tools.simulate.vectorised.tally import Tally
 
 STRETCH_S = 60.0
 LOCAL, CLOUD, FALLBACK = range(len(SOURCES))
@@ -205,7 +205,7 @@ class _Group:
         self.part, self.tally = part, tally
         self._scenario, self._draws, self._offset, self._task = scenario, draws, offset, task
         self._speed, self._link = hardware
-        self._mind, self._nature = part.mind.value(), part.nature.value()
+        self._mind, self._nature = part.mind, part.nature
         self._dials = None if part.dial is None else FleetDials(part.devices, part.dial)
         self._most_tokens = most_tokens(part.tokens)
         self._token_s = 1.0 / self._speed.decode_rate(1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tools.simulate.fleet.tally import told_rates
+from tools.simulate.fleet.tally import share, told_rates
 from tools.simulate.reports.result import GROWTH, LEAST_S, SOURCES, LatencyHistogram, Series, rounded
 from tools.simulate.vectorised.draws import Bools, Floats, Ints
 
@@ -104,8 +104,3 @@ class Tally:
 
 def _shares(part: Ints, whole: Ints) -> list[float | None]:
     return [share(one, of) for one, of in zip(part.tolist(), whole.tolist(), strict=True)]
-
-
-def share(part: int, whole: int) -> float | None:
-    """part / whole, None where there is no whole."""
-    return rounded(part / whole) if whole else None

@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from edge.core.errors import UsageError
 from tools.simulate.fleet.run import play
 from tools.simulate.fleet.scenario import Scenario, load_scenario
+from tools.simulate.reports.compare import read_result
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.result import GroupResult, SimulationResult, all_sources
 from tools.simulate.vectorised.fleet import run_vectorised
@@ -61,7 +61,6 @@ def add_validate(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser("validate-fleet", help="the vectorised fleet against the exact simulation, figure by figure")
     command.add_argument("scenario", type=Path, metavar="SCENARIO.yaml", help="see tools/simulate/README.md")
-    command.add_argument("--devices", type=int, help="devices in all, shared out as in the scenario (as many as it has)")
     command.add_argument("--seeds", type=int, default=8, help="vectorised runs, whose mean counts (8)")
     command.add_argument("--exact", type=Path, metavar="FILE", help="the exact run's JSON: read where it is there, else written")
     command.add_argument(
@@ -75,8 +74,6 @@ def validate(chosen: argparse.Namespace) -> int:
     if chosen.exact is not None and not chosen.exact.is_file():
         check_files(chosen.exact)
     scenario, name = load_scenario(chosen.scenario, chosen.sets), chosen.scenario.stem
-    if chosen.devices is not None:
-        scenario = resized(scenario, chosen.devices)
     fleets = [run_vectorised(scenario, scenario.seed + place, name) for place in range(chosen.seeds)]
     rows = compared(_exact(scenario, name, chosen.exact), fleets)
     console = Console()
@@ -93,15 +90,6 @@ def validate(chosen: argparse.Namespace) -> int:
     )
     print(f"{counts['by chance']} differ by what chance explains ({CHANCE:g} standard deviations), {counts['no']} by more")
     return 1 if counts["no"] else 0
-
-
-def resized(scenario: Scenario, devices: int) -> Scenario:
-    """The scenario with so many devices in all. Raises UsageError for fewer than its groups."""
-    if devices < len(scenario.groups):
-        raise UsageError(f"{len(scenario.groups)} groups need at least as many devices, not {devices}")
-    share = devices / scenario.devices
-    groups = [group.model_copy(update={"devices": max(1, round(group.devices * share))}) for group in scenario.groups]
-    return scenario.model_copy(update={"groups": tuple(groups)})
 
 
 def compared(exact: SimulationResult, fleets: Sequence[SimulationResult]) -> list[Compared]:
@@ -141,7 +129,7 @@ def figures(group: GroupResult) -> Iterator[tuple[str, float]]:
 
 def _exact(scenario: Scenario, name: str, file: Path | None) -> SimulationResult:
     if file is not None and file.exists():
-        return SimulationResult.from_json(file.read_bytes())
+        return read_result(file)
     result, _, _ = play(scenario, name, told=False)
     if file is not None:
         put(result.to_json(), file)

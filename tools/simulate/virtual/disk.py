@@ -85,7 +85,6 @@ class Disk:
         self.stall_s = 1.0
         self.sync_s = (0.0005, 0.005)
         self.busy_s = 0.2
-        self.failed_syncs = 0
         self.unsure: set[int] = set()
         self._loop = loop
         self._rng = rng
@@ -108,7 +107,6 @@ class Disk:
         try:
             await self._sync(batch)
         except DiskError as failed:
-            self.failed_syncs += 1
             error = failed
         done(error)
 
