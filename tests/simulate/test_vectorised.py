@@ -139,6 +139,14 @@ def test_what_devices_used_of_their_shares_outlives_a_changed_limit() -> None:
     assert budget.admit(_bids([0] * 3, [20.0, 21.0, 22.0], 0.5, 0, 0)).tolist() == [True, False, False]
 
 
+def test_a_budget_is_whole_again_in_its_next_window() -> None:
+    budget = SharedBudget(LimitConfig(window="hour", calls_limit=2), 1)
+    budget.enter(0.0)
+    assert budget.admit(_bids([0] * 3, [0.0, 1.0, 2.0], 0.5, 0, 0)).tolist() == [True, True, False]
+    budget.enter(3600.0)
+    assert budget.admit(_bids([0], [3600.0], 0.5, 0, 0)).tolist() == [True]
+
+
 def _calls(at: list[float], patience_s: float = 60.0) -> Calls:
     count, none = len(at), np.zeros(len(at), np.int64)
     tokens = np.full((2, count), [[136], [400]])
