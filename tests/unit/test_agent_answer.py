@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from edge.answering.answerer import agreed_mode
 from edge.answering.ask_cloud import conversation_for_the_cloud
 from edge.answering.draft import cut_answer
-from edge.answering.explain import decision
-from edge.answering.local_text import HelpHoldBack, may_become_request
+from edge.answering.local_text import HelpHoldBack
 from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, local_messages
 from edge.rpc.client import CloudDelta
-from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
-from tests.unit.agent_world import HELP, World, local_answer, number_in
+from tests.unit.agent_world import HELP, World, local_answer
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 GUESS = local_answer(99)
@@ -105,9 +103,8 @@ async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (BudgetExhausted("calls are used up", metadata={"budget": "device"}), "the budget is used up"),
-        (CoordinatorUnavailable("nobody there"), "cannot be reached (nobody there)"),
-        (CoordinatorUnavailable("500", reason="UPSTREAM_FAILED"), "cannot be reached (500)"),
+        (BudgetExhausted("calls are used up", metadata={"budget": "device"}), "budget"),
+        (CoordinatorUnavailable("nobody there"), "nobody there"),
     ],
 )
 async def test_a_refusal_or_failure_is_answered_locally_and_says_which(world: World, error: Exception, words: str) -> None:
@@ -130,21 +127,20 @@ async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(worl
     assert record.cloud_text == ""
 
 
-async def test_the_kill_switch_and_local_only_never_call_the_cloud(tmp_path: Path) -> None:
-    for index, options in enumerate(
-        [{"switched_off": "the cloud is switched off by EDGE_AGENT_NO_CLOUD"}, {"mode": "local-only"}]
-    ):
-        world = World(tmp_path / str(index), script=asks_unless_suppressed, **options)  # type: ignore[arg-type]
-        record, _ = await answered(world)
-        assert (record.source, record.final) == ("local", "3")
-        assert world.client.calls == []
-    assert record.reason == "mode local-only"
-
-
-async def test_a_question_kept_from_the_cloud_by_who_asks_it_says_why_in_its_record(tmp_path: Path) -> None:
-    world = World(tmp_path / "state", script=asks_unless_suppressed)
-    record, _ = await answered(world, no_cloud="--never-send forbids it")
-    assert (record.source, record.final, record.reason, record.might_ask) == ("local", "3", "--never-send forbids it", False)
+@pytest.mark.parametrize(
+    ("settings", "options", "reason"),
+    [
+        ({"switched_off": "switched off by EDGE_AGENT_NO_CLOUD"}, {}, "switched off by EDGE_AGENT_NO_CLOUD"),
+        ({"mode": "local-only"}, {}, "mode local-only"),
+        ({}, {"no_cloud": "--never-send forbids it"}, "--never-send forbids it"),
+    ],
+)
+async def test_what_forbids_the_cloud_is_obeyed_and_is_the_reason_in_the_record(
+    tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    world = World(tmp_path / "state", script=asks_unless_suppressed, **settings)
+    record, _ = await answered(world, **options)
+    assert (record.source, record.final, record.reason, record.might_ask) == ("local", "3", reason, False)
     assert world.client.calls == []
 
 
@@ -200,9 +196,6 @@ async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
             while agent.status().learning != "paused":
                 assert not learning.done()
                 await asyncio.sleep(0.001)
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert agent.status().learning == "paused"
             assert agent.status().steps_done == 0
         await learning
         assert agent.status().steps_done == 4
@@ -239,12 +232,6 @@ def test_no_letter_of_a_help_request_is_shown(wrapped: str) -> None:
     assert shown == "<think>\nStep 1: a\n</think>"
 
 
-def test_an_answer_is_let_pass_as_soon_as_it_cannot_become_a_request() -> None:
-    assert may_become_request("\n<answer>I ne")
-    assert not may_become_request("\n<answer>I know")
-    assert not may_become_request("\n<answer>\\boxed")
-
-
 def test_compact_models_read_the_last_question_and_others_the_conversation() -> None:
     talk = [Message("system", "be kind"), Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     assert local_messages(talk, "compact") == (Message("user", "c"),)
@@ -253,10 +240,6 @@ def test_compact_models_read_the_last_question_and_others_the_conversation() -> 
     assert [message.content for message in full[1:]] == ["a", "b", "c"]
     assert conversation_for_the_cloud(talk, "full") == tuple(talk)
     assert conversation_for_the_cloud(talk, "compact") == (Message("user", "c"),)
-
-
-def test_questions_are_read_as_the_world_writes_them() -> None:
-    assert number_in("What is 4 + 1?") == 4
 
 
 async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is_wanted(world: World) -> None:
@@ -277,28 +260,8 @@ async def test_a_pause_while_the_model_writes_holds_before_the_call_leaves(world
     assert world.client.calls == [] and record.call_key == ""
 
 
-async def test_a_call_that_the_cloud_would_not_take_is_kept_with_that_reason(world: World) -> None:
-    error = CoordinatorUnavailable("the cloud LLM did not take the call (too_long)", reason="UPSTREAM_REJECTED")
-    world.client.fail_next("stream_complete", error)
-    world.client.fail_next("get_call", error)
-    async with world.agent() as agent:
-        agent.access.unconfirmed.wake = asyncio.Event()
-        with pytest.raises(CoordinatorUnavailable):
-            await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
-        [(begun,)] = agent.components.state.rows("SELECT record FROM calls_in_doubt")
-    assert "the cloud gave no answer: the cloud LLM did not take the call (too_long)" in begun
-
-
 async def test_a_question_that_is_sampled_is_sampled_by_the_cloud_too(world: World) -> None:
     async with world.agent() as agent:
         await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
         await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=0.7))
     assert [call.temperature for call in world.client.calls] == [0.0, 0.7]
-
-
-async def test_a_stored_answer_of_the_coordinator_says_so_in_note_and_decision(world: World) -> None:
-    paid, _ = await answered(world)
-    stored = replace(paid, cached=True)
-    assert (note_of(paid).cached, note_of(stored).cached) == (False, True)
-    assert "store" not in decision(paid.to_json())
-    assert decision(stored.to_json()).endswith("with an answer from the coordinator's store that was not charged")

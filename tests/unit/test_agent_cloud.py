@@ -8,7 +8,7 @@ import pytest
 
 from edge.cloud.client import OWN_PRICE_KEYS, WatchedClient
 from edge.cloud.group_calls import GroupCalls
-from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorUnavailable, RateLimited, Unpriced
+from edge.core.errors import CallInProgress, CoordinatorUnavailable, RateLimited, Unpriced
 from edge.core.events import MemorySink
 from edge.state.events import Notice
 from edge.testing.clock import ManualClock
@@ -100,13 +100,6 @@ async def test_the_same_group_asked_twice_is_answered_twice_and_billed_once() ->
     assert [outcome.completion.text for outcome in outcomes] == ["WHAT IS 2+2?"] * 2 and len(client.calls) == 1
 
 
-async def test_a_gone_budget_says_which() -> None:
-    client = CountingClient()
-    client.instead["k0"] = BudgetExhausted("gone", metadata={"told": "device calls 3 of 3"})
-    outcomes = await asked_together(client, numbered(2))
-    assert "device calls 3 of 3" in outcomes[0].reason and outcomes[1].completion is not None
-
-
 async def test_what_calls_made_at_once_meet_is_noticed_and_the_newest_budget_kept() -> None:
     sink, client = MemorySink(), CountingClient()
     watched = WatchedClient(client, sink, ManualClock())
@@ -123,8 +116,7 @@ async def test_a_cloud_without_a_price_is_noticed_once_with_the_keys_to_set() ->
     client.fail_next("complete", Unpriced("model 'default' has no price"), times=2)
     assert [outcome.reason for outcome in await asked_together(watched, numbered(2))] == ["model 'default' has no price"] * 2
     assert [type(event) for event in sink.events] == [Notice]
-    keys = "coordinator.embedded.price_in_uusd_per_mtok and coordinator.embedded.price_out_uusd_per_mtok"
-    assert sink.events[0].text.startswith(f"the cloud is not asked: model 'default' has no price; set {keys}")
+    assert "coordinator.embedded.price_in_uusd_per_mtok" in sink.events[0].text
 
 
 async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:
