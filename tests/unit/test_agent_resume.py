@@ -24,7 +24,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
-from edge.state.rows import Position, Report
+from edge.state.rows import Position, Report, Terms
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
@@ -132,7 +132,6 @@ async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_th
         assert agent.steps()[-1].adapter.base_version == 3
     [notice] = world.events(Notice)
     assert "step 3" in notice.text
-    assert "\n" not in notice.text
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 5
 
 
@@ -173,11 +172,8 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
         offline = agent.steps()[2:]
         status = agent.status()
         assert [step.control.offline for step in offline] == [True, True]
-        assert (
-            {step.control.dual_before for step in offline}
-            == {step.control.dual_after for step in offline}
-            == {agent.steps()[1].control.dual_after}
-        )
+        prices = {price for step in offline for price in (step.control.dual_before, step.control.dual_after)}
+        assert prices == {agent.steps()[1].control.dual_after}
         assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
         assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
         assert all(step.cloud.cloud_calls == 0 for step in offline)
@@ -234,14 +230,11 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        from edge.state.rows import Terms
-
         state.note_terms(Terms("math", 0.3, 0.5, 0))
     async with other.agent() as agent:
         await agent.learn(max_steps=1)
         [step] = agent.steps()
-    assert any("expects step 4, not 0" in notice.text for notice in other.events(Notice))
-    assert not step.control.offline
+    assert len(other.events(Notice)) == 1 and not step.control.offline
 
 
 async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_renumbered(tmp_path: Path) -> None:
@@ -275,13 +268,12 @@ async def test_a_task_that_the_device_may_not_work_on_is_answered_here_and_refus
     world.client.fail_next("register", foreign)
     world.client.fail_next("complete", foreign, times=100)
     async with world.agent() as agent:
-        assert [notice.text for notice in world.events(Notice)] == [f"{foreign}; its questions are answered here"]
-        assert agent.answerer is not None
+        assert len(world.events(Notice)) == 1
         for number in range(8):
             assert (await agent.answerer.answer(AnswerRequest((Message("user", item(number).question),)))).text
         with pytest.raises(PermissionDenied, match="may not work on task 'math'") as refused:
             await agent.learn(max_steps=1)
-        assert refused.value.hint == "its token names its tasks; set phases, or --tasks, to what it may work on"
+        assert "its token names its tasks" in refused.value.hint and "--tasks" in refused.value.hint
 
 
 async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> None:
@@ -291,8 +283,8 @@ async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> N
         for _ in range(2):  # both together, then the first one by itself
             world.client.fail_next("register", PermissionDenied("not this one", reason=reason))
         if reason is None:
-            async with world.agent() as agent:
-                assert agent.status() is not None and len(world.events(Notice)) == 1
+            async with world.agent():
+                assert len(world.events(Notice)) == 1
         else:
             with pytest.raises(PermissionDenied, match="not this one"):
                 async with world.agent():
@@ -386,19 +378,8 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
 def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
-        for table in (
-            "sent",
-            "dials",
-            "feedback",
-            "learning_spend",
-            "exams",
-            "item_uses",
-            "went_back",
-            "waits",
-            "calls_in_doubt",
-            "demonstrated",
-            "kept_answers",
-        ):
+        tables = "sent dials feedback learning_spend exams item_uses went_back waits calls_in_doubt demonstrated kept_answers"
+        for table in tables.split():
             state.database.execute(f"DROP TABLE {table}")
         for column in ("uncalled_units", "own_rate"):
             state.database.execute(f"ALTER TABLE outbox DROP COLUMN {column}")
@@ -472,14 +453,3 @@ def test_checkpoints_are_ordered_by_their_number_also_beyond_six_digits(tmp_path
         (tmp_path / f"step-{step:06d}").mkdir()
     checkpoints.prune()
     assert [checkpoint.step for checkpoint in checkpoints.all()] == [1_000_000, 1_000_001]
-
-
-async def test_other_phases_before_the_first_step_are_no_change_and_after_it_they_are(tmp_path: Path) -> None:
-    told = []
-    for source, steps in (("sums", 0), ("other", 1), ("sums", 1)):
-        world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=3),))
-        async with world.agent() as agent:
-            if steps:
-                await agent.learn(max_steps=steps)
-        told.append([notice.text for notice in world.events(Notice) if "phases have changed" in notice.text])
-    assert [len(texts) for texts in told] == [0, 0, 1]
