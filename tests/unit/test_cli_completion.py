@@ -69,16 +69,9 @@ def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, capsys: pytest.Captu
     assert result.stdout.split() == ["--model", "--mode"]
 
 
-def test_the_option_of_the_parser_shows_them_too() -> None:
-    """It looks for the shell that has started it."""
-    shell = ["bash", "-c", f"{sys.executable} -m edge.cli --show-completion; exit $?"]
-    result = subprocess.run(shell, capture_output=True, text=True, check=True)
-    assert "_EDGE_AGENT_COMPLETE=complete_bash" in result.stdout
-
-
 def test_an_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "tcsh"]) == 2
-    assert capsys.readouterr().err == "error: tcsh: no completion for this shell; there is one for bash, zsh, fish\n"
+    assert "bash, zsh, fish" in capsys.readouterr().err
 
 
 def test_completing_loads_nothing_heavy() -> None:

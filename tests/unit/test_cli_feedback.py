@@ -29,26 +29,21 @@ def said(state: Path) -> Feedback:
 def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, capsys: Capture) -> None:
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
     assert main(["feedback", "chatcmpl-a1", "bad", " it is 5 ", *place]) == 0
-    assert (capsys.readouterr().out, said(state)) == (
-        'noted: bad, right is "it is 5" · id a1\n',
-        Feedback("a1", "bad", "it is 5"),
-    )
+    assert said(state) == Feedback("a1", "bad", "it is 5")
+    assert main(["feedback", "last", "good", *place]) == 0
+    assert said(state) == Feedback("a1", "good")
+    capsys.readouterr()
     assert main(["feedback", "a1", "none", "--json", *place]) == 0
     assert json.loads(capsys.readouterr().out) == {"id": "a1", "verdict": "none", "correction": None}
     assert said(state) == Feedback("a1", "none")
 
 
-def test_a_verdict_on_the_last_answer_is_kept_under_its_id(state: Path, capsys: Capture) -> None:
-    assert main(["feedback", "last", "good", "--state", str(state)]) == 0
-    assert (capsys.readouterr().out, said(state)) == ("noted: good · id a1\n", Feedback("a1", "good"))
-
-
 def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["feedback", "a2", "good", "--state", str(state)]) == 1
-    assert capsys.readouterr().err == f"error: no answer with id a2 in {state}; the id stands on the line below each answer\n"
+    assert f"a2 in {state}" in capsys.readouterr().err
     empty = tmp_path / "empty"
     assert main(["feedback", "a2", "good", "--state", str(empty)]) == 1
-    assert capsys.readouterr().err == f"error: no answer with id a2: nothing was asked in {empty} yet\n"
+    assert str(empty) in capsys.readouterr().err
     assert not empty.exists()
 
 
@@ -57,10 +52,6 @@ def test_a_correction_stays_when_the_answer_is_called_bad_again_and_goes_with_th
     assert main(["feedback", "a1", "bad", "seven", *place]) == 0
     assert main(["feedback", "a1", "bad", *place]) == 0
     assert said(state).correction == "seven"
-    capsys.readouterr()
-    assert main(["why", "a1", *place]) == 0
-    told = capsys.readouterr().out
-    assert "verdict:        bad\n" in told and "correction:     seven\n" in told
     assert main(["feedback", "a1", "none", *place]) == 0
     assert main(["feedback", "a1", "bad", *place]) == 0
     assert said(state).correction is None
@@ -71,7 +62,7 @@ def test_a_correction_stays_when_the_answer_is_called_bad_again_and_goes_with_th
 def test_what_is_no_id_is_told_and_nothing_is_looked_up(state: Path, capsys: Capture) -> None:
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
         assert main([*words, "--state", str(state)]) == 2
-        assert "is no id of an answer; give the id that stands beside an answer" in capsys.readouterr().err
+        assert "no id of an answer" in capsys.readouterr().err
     assert main(["why", "chatcmpl-a1", "--json", "--state", str(state)]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == "a1"
 
