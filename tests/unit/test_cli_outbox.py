@@ -47,7 +47,7 @@ def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(f
     code, out, err = run(capsys, "outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
-    assert first.endswith("the model asked for help · answered · replaced: 1 email") and "1 report of a step waits" in err
+    assert "the model asked for help" in first and "1 email" in first and "1 report" in err
 
 
 def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, capsys) -> None:
@@ -56,18 +56,12 @@ def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: 
     sent = codec.encode_call(call("k1", "write to [EMAIL_1]", prompt_id="a1")).SerializeToString()
     assert code == 0 and base64.b64decode(shown["payload_base64"]) == sent and shown["bytes"] == len(sent)
     assert shown["payload"]["messages"][0]["content"] == "write to [EMAIL_1]" and "jo@x.org" not in out
-    assert "write to [EMAIL_1]" in run(capsys, "outbox", "show", "2", "--state", str(folder))[1]
 
 
 def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
-    assert len(json.loads(run(capsys, "outbox", "--kind", "answering", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert run(capsys, "outbox", "--since", "1d", "--state", str(folder))[1] == ""
-    assert run(capsys, "outbox", "--since", "yesterday", "--state", str(folder))[0] == 0
-    assert len(json.loads(run(capsys, "outbox", "--limit", "1", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert (
-        run(capsys, "outbox", "--waiting", "--state", str(folder))[1]
-        == "step 5 of task math: 12 of 64 responses asked for help\n"
-    )
+    for words, sent in ((["--kind", "answering"], 1), (["--limit", "1"], 1), (["--since", "1d"], 0), ([], 2)):
+        assert len(json.loads(run(capsys, "outbox", *words, "--json", "--state", str(folder))[1])["sent"]) == sent
+    assert "12 of 64" in run(capsys, "outbox", "--waiting", "--state", str(folder))[1]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +86,12 @@ def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, capsys) -> None:
     assert code == 1 and "cannot be read" in err
 
 
-def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:
-    code, out, err = run(
-        capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]", "--set", "privacy.region=DE"
-    )
-    assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and err.endswith("\nreplaced: 1 email, 1 term\n")
-    assert err.startswith("looked for: term, secret,") and "telephone numbers without a prefix: DE\n" in err
-    code, out, _ = run(
-        capsys, "privacy", "check", "x", "--json", "--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"
-    )
-    assert json.loads(out)["kinds"] == ["email", "ip"] and json.loads(out)["region"] == "DE"
+def test_privacy_check_shows_what_would_leave(capsys) -> None:
+    code, out, err = run(capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]")
+    assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and "1 email, 1 term" in err
+    sets = ["--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"]
+    shown = json.loads(run(capsys, "privacy", "check", "x", "--json", *sets)[1])
+    assert (shown["kinds"], shown["region"]) == (["email", "ip"], "DE")
     code, out, err = run(capsys, "privacy", "check", "The  Vault", "--never-send", "the vault")
     assert (code, out) == (3, "") and "never-send rule 1" in err
 

@@ -31,19 +31,6 @@ def lines(*sets: str, profile: Path | None = None, learns: bool = True) -> list[
     return list(starting_lines(Settings(sets=sets, device_profile=profile).resolve(), learns=learns))
 
 
-def test_a_profile_tells_what_it_brings_besides_what_was_measured(tmp_path: Path) -> None:
-    profile = tmp_path / "device.yaml"
-    profile.write_text("device: {cores: 2}\nengine: {max_rows: 16}\nlearning: {prompts_per_step: 2, micro_batch_tokens: 512}\n")
-    assert lines(profile=profile) == ["device profile: 16 rows, 2 prompts per step, micro-batches of 512 tokens"]
-    stronger = lines("learning.prompts_per_step=1", "engine.max_rows=1", profile=profile)
-    assert stronger == ["device profile: micro-batches of 512 tokens"]
-    profile.write_text("device: {cores: 2}\nlearning: {prompts_per_step: 1, learning_rate: 0.001}\n")
-    assert lines(profile=profile) == ["device profile: 1 prompt per step, learning.learning_rate = 0.001"]
-    assert lines(profile=profile, learns=False) == []
-    profile.write_text("device: {cores: 2}\n")
-    assert lines(profile=profile) == []
-
-
 def test_layers_for_a_graphics_processor_that_llama_cpp_cannot_use_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -61,25 +48,13 @@ def test_a_profile_that_says_when_to_learn_is_obeyed_and_told(tmp_path: Path) ->
     profile.write_text("learning: {when: {quiet_s: 300, from_hour: 22, until_hour: 7}}\n")
     when = Settings(device_profile=profile).config().learning.when
     assert (when.quiet_s, when.from_hour, when.until_hour, when.on_mains) == (300.0, 22, 7, True)
-    told = "device profile: learning.when.quiet_s = 300.0, learning.when.from_hour = 22, learning.when.until_hour = 7"
-    assert lines(profile=profile) == [told]
-    assert lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile) == [
-        "device profile: learning.when.until_hour = 7"
-    ]
+    [told] = lines(profile=profile)
+    assert all(f"learning.when.{key}" in told for key in ("quiet_s", "from_hour", "until_hour"))
+    [told] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
+    assert "until_hour" in told and "from_hour" not in told and "quiet_s" not in told, "what an option sets is not the profile's"
     assert lines(profile=profile, learns=False) == []
-
-
-@pytest.mark.parametrize(
-    ("when", "told"),
-    [
-        ("{quiet: 300}", "learning.when.quiet"),
-        ("{from_hour: 25}", "learning.when.from_hour"),
-    ],
-)
-def test_a_profile_with_a_wrong_time_to_learn_is_refused_by_its_key(tmp_path: Path, when: str, told: str) -> None:
-    profile = tmp_path / "laptop.yaml"
-    profile.write_text(f"learning: {{when: {when}}}\n")
-    with pytest.raises(ConfigError, match=told):
+    profile.write_text("learning: {when: {from_hour: 25}}\n")
+    with pytest.raises(ConfigError, match=r"learning\.when\.from_hour"):
         Settings(device_profile=profile).config()
 
 
@@ -93,11 +68,11 @@ def private(*sets: str) -> str:
 
 
 def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = "private data is replaced before a request leaves for the cloud LLM (secret, email, card, iban, phone, ip, path)"
-    assert private(*ANTHROPIC) == private("coordinator.address=c:1") == f"{usual}; edge-agent outbox shows what left"
-    assert "(email, your terms)" in private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]")
-    assert "(nothing: privacy.kinds" in private(*ANTHROPIC, "privacy.kinds=[]")
-    assert private(*ANTHROPIC, "privacy.enabled=false").startswith("what is private goes to the cloud LLM as it is")
+    assert private(*ANTHROPIC) == private("coordinator.address=c:1")
+    assert all(kind in private(*ANTHROPIC) for kind in ("secret", "email", "card", "iban", "phone", "ip", "path"))
+    some, none = private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]"), private(*ANTHROPIC, "privacy.kinds=[]")
+    assert "email, your terms" in some and "secret" not in some and "nothing" in none
+    assert "as it is" in private(*ANTHROPIC, "privacy.enabled=false")
     assert private() == private(*ANTHROPIC, "mode=local-only") == ""
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
     assert private(*ANTHROPIC) == ""
@@ -105,7 +80,7 @@ def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monke
 
 def test_responses_that_no_context_holds_are_told() -> None:
     [line] = lines("learning.max_tokens=400", "model.context_tokens=400")
-    assert line.startswith("learning.max_tokens is 400, but prompt and response share 400 tokens (model.context_tokens)")
+    assert "learning.max_tokens" in line and "model.context_tokens" in line
     assert lines("learning.max_tokens=200", "model.context_tokens=400") == []
 
 
@@ -157,7 +132,8 @@ def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["run", "--no-learn", "--state", str(tmp_path / "state"), "--port", str(taken.getsockname()[1])]
         assert main(words) == 1
-        assert f"port {taken.getsockname()[1]} is in use; choose another with --port" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert str(taken.getsockname()[1]) in err and "--port" in err
         with StateFolder(tmp_path / "state"):  # which the failed start has let go
             assert main(words) == 1
         assert "another agent is using this state folder" in capsys.readouterr().err
