@@ -58,22 +58,14 @@ def test_the_more_restrictive_mode_wins_and_cloud_only_is_a_demand() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("<think>\nStep", ""),
         ("<thi", ""),
-        ("<think>\na\n</think>\n<answer>The capital is", "The capital is"),
-        ("<think>\na\n</think>\n<answer>Lyon</ans", "Lyon"),
+        ("<think>\nStep", ""),
         ("<think>\na\n</think>\n<answer>\\boxed{4}</", "4"),
         ("no tags at all, 1 < 2", "no tags at all, 1 < 2"),
     ],
 )
 def test_what_is_shown_of_a_cut_answer_has_no_tags(text: str, shown: str) -> None:
     assert cut_answer(text) == shown
-
-
-async def test_a_cut_answer_is_recorded_without_tags_and_with_its_tokens(tmp_path: Path) -> None:
-    record, _ = await answered(World(tmp_path / "state", script=[local_answer(5)]), max_tokens=3)
-    assert (record.finish, record.final, record.completion_tokens) == ("length", "", 3)
-    assert record.prompt_tokens > 0
 
 
 async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:

@@ -75,14 +75,6 @@ async def test_each_accuracy_means_what_it_says_and_comes_with_its_rate(tmp_path
     assert (refused.cloud_failures, refused.joint_accuracy) == (2, pytest.approx(7 / 9)), "a refused call is a wrong joint answer"
 
 
-async def test_the_cloud_is_asked_once_for_each_item_that_asks(tmp_path: Path) -> None:
-    examination = Examination(tmp_path)
-    judged = await examination.judged(Sums().test(9))
-    asked = [call.messages[0].content for call in examination.client.calls]
-    assert sorted(asked) == sorted(one.item.question for one in judged if one.judged.asked)
-    assert len({call.call_key for call in examination.client.calls}) == 6
-
-
 async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: Path) -> None:
     examination = Examination(tmp_path, failures=1)
     complete = examination.client.complete

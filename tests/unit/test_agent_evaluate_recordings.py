@@ -122,20 +122,15 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
         ReplayedAnswers(tmp_path / "r.jsonl")
 
 
-async def test_a_coordinator_plays_what_a_device_recorded_under_the_alias(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    outcome = await RecordingAnswers(path, Cloud(), "compact").ask(call())
+async def test_device_and_coordinator_play_what_the_other_recorded(tmp_path: Path) -> None:
+    outcome = await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(call())
     request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")
-    played = await RecordedProvider(path).complete(request)
+    played = await RecordedProvider(tmp_path / "r.jsonl").complete(request)
     assert outcome.completion is not None
     assert (played.text, played.usage) == (outcome.completion.text, outcome.completion.usage)
-
-
-async def test_a_device_replays_what_a_coordinator_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    provider = RecordedProvider(path, ScriptedProvider(always(ScriptedAnswer("said", TokenUsage(1, 2)))))
-    await provider.complete(ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k"))
-    completion = (await ReplayedAnswers(path).ask(call())).completion
+    provider = RecordedProvider(tmp_path / "c.jsonl", ScriptedProvider(always(ScriptedAnswer("said", TokenUsage(1, 2)))))
+    await provider.complete(request)
+    completion = (await ReplayedAnswers(tmp_path / "c.jsonl").ask(call())).completion
     assert completion is not None
     assert (completion.text, completion.usage, completion.charged_uusd) == ("said", TokenUsage(1, 2), 0)
 

@@ -74,18 +74,6 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
     assert world.learners[-1].step == calm.learners[-1].step
 
 
-async def test_crashes_one_after_the_other_at_every_place_still_end_with_the_same_numbers(tmp_path: Path) -> None:
-    _, expected = await uninterrupted(tmp_path / "calm")
-    world = World(tmp_path / "crashing")
-    for place in PLACES:
-        with pytest.raises(Crash):
-            async with world.agent(crash_at(place, 1)) as agent:
-                await agent.learn()
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [numbers(step) for step in agent.steps()] == expected
-
-
 async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
@@ -361,7 +349,10 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         assert state.meta("a") == "b"
 
 
-def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_or_foreign_state_file_and_an_impossible_folder_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot create the state folder"):
+        StateFolder(tmp_path / "file" / "state")
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "agent.sqlite").write_bytes(b"this is no database " * 100)
@@ -423,12 +414,6 @@ async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path)
     with StateFolder(tmp_path / "state") as state:
         [(_, report)] = state.unreported()
     assert report.units == StepUnits(12, 12, 12)
-
-
-def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot create the state folder"):
-        StateFolder(tmp_path / "file" / "state")
 
 
 def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:

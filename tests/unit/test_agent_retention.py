@@ -82,15 +82,6 @@ async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_la
     assert len(keys) == 6
 
 
-async def test_a_source_in_two_phases_is_looked_at_once_under_its_first_label(tmp_path: Path) -> None:
-    again = PhaseConfig(source="sums", steps=1, task="renamed")
-    async with World(tmp_path / "state", phases=(*PHASES, again)).agent() as agent:
-        assert [(one.source, one.task, len(one.items)) for one in agent.learning.held_out(3)] == [
-            ("sums", "math", 3),
-            ("other", "code", 3),
-        ]
-
-
 async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
     def asks_unless_it_must_not(messages, sampling, seed):  # type: ignore[no-untyped-def]
         assert sampling.temperature == 0.0

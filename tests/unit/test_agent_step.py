@@ -173,15 +173,6 @@ async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: Wo
     assert step_units([group]) == StepUnits(2, 1)
 
 
-async def test_advantages_use_the_price_of_the_whole_step(world: World) -> None:
-    [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), local_answer(3)])
-    [training] = training_groups(DaGrpo(), [group], 0.4)
-    shaped = [1.0 - 0.4, 1.0, 0.0, 0.0]
-    mean = sum(shaped) / 4
-    assert [sample.advantage for sample in training.samples] == pytest.approx([value - mean for value in shaped])
-    assert training.group_weight == pytest.approx(1 / 3)
-
-
 async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: World) -> None:
     """The first group asks while the second is still being sampled: in sequence the event below would never be set."""
     second_is_done, asked = asyncio.Event(), asyncio.Event()
@@ -285,17 +276,6 @@ async def test_a_run_of_refusals_is_told_once(tmp_path: Path) -> None:
     assert "device calls 12 of 12" in told
 
 
-async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        world = World(tmp_path / name)
-        async with world.agent() as agent:
-            await agent.learn()
-            runs.append([numbers(step) for step in agent.steps()])
-    assert runs[0] == runs[1]
-    assert len({step.scores.reward_mean for step in runs[0]}) > 1
-
-
 async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
     phases = tuple(
         PhaseConfig(source=name, target_rate=rate, steps=2) for name, rate in [("sums", 0.1), ("other", 0.5), ("sums", 0.7)]
@@ -316,14 +296,6 @@ async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_pa
     assert [event.phase for event in world.events(PhaseStarted)] == [0, 1, 2]
     firsts = seen[::2]
     assert firsts == [*range(7000, 7006), *range(7000, 7006), *range(7006, 7012)]
-
-
-async def test_max_steps_ends_a_call_and_the_next_call_goes_on(world: World) -> None:
-    async with world.agent() as agent:
-        first = await agent.learn(max_steps=3)
-        second = await agent.learn(max_steps=3)
-    assert (first.reason, first.steps_done, second.reason, second.steps_done) == ("max_steps", 3, "done", 4)
-    assert len(world.events(RunFinished)) == 2
 
 
 async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twice(tmp_path: Path) -> None:

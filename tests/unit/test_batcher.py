@@ -336,18 +336,6 @@ def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
     assert seen > 100
 
 
-def test_reading_a_text_waits_for_a_row_and_leaves_the_others_alone() -> None:
-    batcher, engine = planned(2, {1: [2, 3, 2], 5: [6, 7]})
-    reading = Request([5, 6, 7, 2], Sampling(top_logprobs=2), [0], Priority.SERVING, reads=True)
-    first, second, read = run(batcher, request(1, 2), request(1, 1), reading)
-    assert [response.token_ids for response in (*first, *second)] == [(2, 3, 2, EOS)] * 3
-    tokens = read[0].tokens
-    assert [(token.token_id, token.greedy) for token in tokens] == [(5, False), (6, True), (7, True), (2, False)]
-    assert tokens[3].top[0].piece == b"<|end|>"
-    assert tokens[3].logprob == pytest.approx(-50.0, abs=1e-4)
-    assert "prefill 1" in engine.calls
-
-
 def test_a_response_may_go_on_behind_the_end_of_a_text() -> None:
     batcher, _ = planned(1, {1: [2, EOS, 3]})
     ((response,),) = run(batcher, request(1, ignore_eos=True, max_tokens=4, top_logprobs=0))

@@ -10,7 +10,6 @@ import pytest
 from edge import app
 from edge.app import engines
 from edge.cli import doctor
-from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
 from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import UsageError
@@ -71,24 +70,6 @@ def test_an_engine_that_cannot_serve_is_refused_with_what_to_do(
     with pytest.raises(UsageError, match=told) as caught:
         app.choose_engine(config(backend), tmp_path if folder else FILE)
     assert hint in (caught.value.hint or "")
-
-
-def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_of_them(tmp_path: Path) -> None:
-    profile = tmp_path / "board.yaml"
-    profile.write_text("engine:\n  backend: onnx\n  onnx_providers: [TensorRT, CUDA]\n")
-    chosen = Settings(sets=[f"device_profile={profile}"]).config()
-    assert chosen.engine.onnx_providers == ("TensorRT", "CUDA")
-    if app.installed(ENGINES["onnx"]):
-        finding = doctor.check_engine(chosen)
-        import onnxruntime
-
-        missing = [
-            name for name in ("TensorRT", "CUDA") if f"{name}ExecutionProvider" not in onnxruntime.get_available_providers()
-        ]
-        assert (finding.state, all(name in finding.text for name in missing)) == ("warn" if missing else "ok", True)
-        assert "CPU" in finding.text
-    mine = Settings(sets=[f"device_profile={profile}", "engine.onnx_providers=[CPU]"]).config()
-    assert mine.engine.onnx_providers == ("CPU",)
 
 
 ABACUS = EngineInfo(

@@ -122,10 +122,3 @@ def test_whatever_happens_it_lets_a_call_pass_again_within_the_longest_pause(eve
         if passed is not None:
             breaker.leave(passed, outcome, now_s, retry_after_s)
     assert breaker.enter(now_s + TERMS.longest_retry_after_s + 1e-6) is not None
-
-
-@given(st.lists(st.sampled_from([GOOD, NEUTRAL]), max_size=30))
-def test_without_a_failure_it_never_refuses(outcomes) -> None:
-    breaker = Breaker(TERMS)
-    for outcome in outcomes:
-        play(breaker, outcome, 0.0)

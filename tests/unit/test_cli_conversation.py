@@ -76,29 +76,6 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
 
 
-async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: Setting, capsys: Capture) -> None:
-    await setting.conversation.take("/why")
-    await setting.conversation.take("What is 1 + 1?")
-    await setting.conversation.take("/why")
-    await setting.conversation.take("/budget")
-    nothing, answer, record, budget = told(capsys)
-    assert set(nothing) == {"error", "hint"}
-    assert (record["id"], record["final"]) == (answer["id"], "2")
-    assert (budget["budget"]["target_rate"], budget["dial"]["questions"]) == (0.3, 1)
-
-
-async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting: Setting, capsys: Capture) -> None:
-    for line in ("/good", "What is 1 + 1?", "/good", "What is 2 + 1?", "/bad it is 4"):
-        await setting.conversation.take(line)
-    _, first, good, second, bad = told(capsys)
-    assert good == {"id": first["id"], "verdict": "good", "correction": None}
-    assert bad == {"id": second["id"], "verdict": "bad", "correction": "it is 4"}
-    await setting.conversation.take(f"/bad {first['id']}")
-    assert [setting.agent.records.feedback.of(one["id"]).verdict for one in (first, second)] == ["bad", "bad"]
-    await setting.conversation.take("/good nosuchanswer")
-    assert "no answer with id nosuchanswer" in told(capsys)[-1]["error"]
-
-
 async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
     own, lengths = own_reader(setting.agent), list[int]()
 

@@ -21,15 +21,15 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages, outside_advantage
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
-from edge.learning.rollout import Batch, Rollout, ScoredGroup
+from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import CloudCall
+from edge.rpc.client import CloudCall, StepUnits
 from edge.sizing import batch_limits
 from edge.state.events import StepFinished
 from edge.testing.backend import EOS, ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from edge.training.batching import live_rows, targets_of
+from edge.training.batching import live_rows
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
@@ -95,6 +95,7 @@ async def test_switched_off_nothing_joins_and_the_groups_are_the_same_otherwise(
     assert on.cloud_sample and replace(on, cloud_sample=()) == off
     trained = training_groups(DaGrpo(), [off])
     joined = training_groups(DaGrpo(), [on])
+    assert step_units([on]) == step_units([off]) == StepUnits(2, 1), "the cost of a step is that of the sampled responses"
     assert joined[0].samples[:2] == trained[0].samples and joined[0].group_weight == trained[0].group_weight
 
 
@@ -150,13 +151,6 @@ def test_the_weight_of_a_token_is_the_slope_of_the_shaped_objective_and_a_quarte
     assert not shaped_weights(logprob).requires_grad
 
 
-def test_targets_say_which_tokens_are_not_the_samplers_only_where_some_are_not() -> None:
-    rows = live_rows(training_groups(DaGrpo(), [group_of([(1.0, 0), (0.0, 0)])]))
-    targets = targets_of(rows, torch.device("cpu"))
-    assert targets.off_policy_N is not None and targets.off_policy_N.tolist() == [False] * 4 + [True] * 3
-    assert targets_of(rows[:2], torch.device("cpu")).off_policy_N is None
-
-
 def cloud_answer(call: CloudCall) -> str:
     """Right and well formed for every second question."""
     number = int(call.messages[-1].content.split()[2])
@@ -178,7 +172,16 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
     assert sum(step.cloud.cloud_samples for step in on) > 0
     assert all(step.cloud.cloud_sample_tokens >= 5 * step.cloud.cloud_samples for step in on)
     assert {(step.cloud.cloud_samples, step.cloud.cloud_sample_tokens) for step in off} == {(0, 0)}
-    for field in ["responses", "tokens", "assist_rate", "dual_after", "cloud_calls", "spend_uusd", "reward_mean", "joint_accuracy"]:
+    for field in [
+        "responses",
+        "tokens",
+        "assist_rate",
+        "dual_after",
+        "cloud_calls",
+        "spend_uusd",
+        "reward_mean",
+        "joint_accuracy",
+    ]:
         assert [step.flat()[field] for step in on] == [step.flat()[field] for step in off], field
     cut = await learned(tmp_path / "cut", (1, 2, None), cloud_samples=True)
     assert [numbers(step) for step in cut] == [numbers(step) for step in on]

@@ -21,7 +21,7 @@ from edge.rpc.client import (
     StepOpened,
     TaskTerms,
 )
-from edge.rpc.v1 import admin_pb2, call_pb2, device_pb2
+from edge.rpc.v1 import call_pb2
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
@@ -137,21 +137,3 @@ def test_an_unknown_role_is_refused() -> None:
 
 def test_an_empty_alias_means_the_default_one() -> None:
     assert codec.decode_call(call_pb2.CompleteRequest()).model_alias == "default"
-
-
-@pytest.mark.parametrize("message", [call_pb2.Role.DESCRIPTOR, call_pb2.CallState.DESCRIPTOR], ids=["Role", "CallState"])
-def test_enums_start_at_unspecified(message) -> None:
-    assert message.values_by_number[0].name.endswith("_UNSPECIFIED")
-
-
-SERVICES = (
-    device_pb2.DESCRIPTOR.services_by_name["DeviceService"],
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-)
-
-
-@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
-def test_every_rpc_has_messages_of_its_own_name(service) -> None:
-    for method in service.methods:
-        assert method.input_type.name == f"{method.name}Request"
-        assert method.output_type.name == f"{method.name}Response"
