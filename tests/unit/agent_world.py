@@ -195,6 +195,12 @@ class World:
         )
         return Agent(parts, self.settings(state.run_id))
 
+    async def learn(self, max_steps: int | None = None, failpoint: Callable[[str], None] = lambda name: None) -> list[Any]:
+        """Let a new agent learn; returns every step that the state folder knows then."""
+        async with self.agent(failpoint) as agent:
+            await agent.learn(max_steps=max_steps)
+            return list(agent.steps())
+
     def _own_use(self, state: StateFolder, curriculum: Curriculum, rules: OwnUseRules) -> OwnUse:
         folder = None if self.tasks_folder is None else WatchedFolder(self.tasks_folder, self._notice)
         return OwnUse(state, rules, folder, 7, self.prompts_per_step, curriculum.rate_of)

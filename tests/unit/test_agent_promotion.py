@@ -196,8 +196,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
     expected, expected_line = await learned(calm)
     world = gated(tmp_path / "crashing", steps=8, worse=[4, 6])
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, times)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at(place, times))
     async with world.agent() as agent:
         assert agent.status().adapter_version == agent.components.state.lineage().serving
         await agent.learn()
@@ -209,8 +208,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
 
 async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
+    await world.learn(max_steps=3)
     async with world.agent() as agent:
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2

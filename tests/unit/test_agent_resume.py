@@ -46,11 +46,15 @@ def crash_at(place: str, times: int) -> Callable[[str], None]:
     return reached
 
 
+def unreachable(world: World) -> None:
+    """The coordinator of this world is away until its failures are cleared."""
+    for method in ("register", "open_step", "complete", "close_step", "get_budget"):
+        world.client.fail_next(method, CoordinatorUnavailable("nobody there"), times=1000)
+
+
 async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
     world = World(folder)
-    async with world.agent() as agent:
-        await agent.learn()
-        return world, [numbers(step) for step in agent.steps()]
+    return world, [numbers(step) for step in await world.learn()]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -61,12 +65,8 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
     calm, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "crashing")
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, times)) as agent:
-            await agent.learn()
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = [numbers(step) for step in agent.steps()]
-    assert steps == expected
+        await world.learn(failpoint=crash_at(place, times))
+    assert [numbers(step) for step in await world.learn()] == expected
     assert [(call.task, call.step, call.prompt_id) for call in world.client.calls] == [
         (call.task, call.step, call.prompt_id) for call in calm.client.calls
     ]
@@ -77,8 +77,7 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
 async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
-        async with world.agent(crash_at("checkpointed", 2)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at("checkpointed", 2))
     async with world.agent() as agent:
         assert (agent.status().steps_done, agent.status().adapter_version) == (2, 2)
     assert any("step 2 had been cut" in notice.text for notice in world.events(Notice))
@@ -139,8 +138,7 @@ async def test_without_any_intact_checkpoint_the_bare_model_answers_and_learning
 async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(tmp_path: Path, place: str, part: str) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, 2)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at(place, 2))
     damage(world.folder / "checkpoints" / "step-000002", part)
     async with world.agent() as agent:
         assert agent.status().adapter_version == 1
@@ -151,11 +149,9 @@ async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(t
 
 async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_price_and_reports_later(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
-    away = CoordinatorUnavailable("nobody there")
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        for method in ("register", "open_step", "complete", "close_step", "get_budget"):
-            world.client.fail_next(method, away, times=1000)
+        unreachable(world)
         await agent.learn(max_steps=2)
         offline = agent.steps()[2:]
         status = agent.status()
@@ -179,9 +175,7 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
 
 async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
-    away = CoordinatorUnavailable("nobody there")
-    for method in ("register", "open_step", "complete", "close_step"):
-        world.client.fail_next(method, away, times=1000)
+    unreachable(world)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         assert agent.status().online is False
@@ -206,9 +200,7 @@ async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Pat
         return closed
 
     world.client.close_step = close_step  # type: ignore[method-assign]
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [step.control.dual_before for step in steps] == [step.control.dual_before for step in expected]
     assert [step.control.offline for step in steps] == [False, True, False, False]
 
@@ -219,9 +211,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other.client = world.client
     with StateFolder(other.folder) as state:
         state.note_terms(Terms("math", 0.3, 0.5, 0))
-    async with other.agent() as agent:
-        await agent.learn(max_steps=1)
-        [step] = agent.steps()
+    [step] = await other.learn(max_steps=1)
     assert len(other.events(Notice)) == 1 and not step.control.offline
 
 
@@ -229,8 +219,7 @@ async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        for method in ("open_step", "complete", "close_step"):
-            world.client.fail_next(method, CoordinatorUnavailable("away"), times=1000)
+        unreachable(world)
         await agent.learn(max_steps=1)
     fresh = World(tmp_path / "other")
     world.client = fresh.client
@@ -309,12 +298,9 @@ async def test_with_the_cloud_switched_off_only_learning_starts_the_embedded_coo
 
 async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     world.phases = (PhaseConfig(source="other", steps=1), PhaseConfig(source="sums", steps=1))
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [(step.step, step.task, step.phase_step) for step in steps[2:]] == [(3, "code", 1), (4, "math", 1)]
 
 
@@ -409,8 +395,7 @@ def test_a_query_for_what_is_not_there_is_nothing_in_an_older_folder_alone(tmp_p
 async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP, skip_unanimous_calls=True)
     world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=1)
+    await world.learn(max_steps=1)
     with StateFolder(tmp_path / "state") as state:
         [(_, report)] = state.unreported()
     assert report.units == StepUnits(12, 12, 12)

@@ -62,8 +62,7 @@ async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: P
         with StateFolder(world.folder) as state:
             state.set_meta("run_id", "0123456789abcdef")
     await watched_run(watched, [], every=1)
-    async with alone.agent() as agent:
-        await agent.learn()
+    await alone.learn()
     assert [numbers(event) for event in watched.events(StepFinished)] == [numbers(event) for event in alone.events(StepFinished)]
     assert watched.client.calls == alone.client.calls
 

@@ -25,7 +25,7 @@ from edge.learning.rollout import Batch, Rollout, step_units
 from edge.learning.step_event import cloud_use
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits, fingerprint
-from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
+from edge.state.events import AdapterSwapped, Notice, PhaseStarted, StepFinished
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
@@ -120,12 +120,7 @@ async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no
     """Two responses a group: about one group in eleven asks as a whole."""
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=8),)
     worlds = [World(tmp_path / str(skip), phases=phases, group_size=2, skip_unanimous_calls=skip) for skip in (False, True)]
-    steps = []
-    for world in worlds:
-        async with world.agent() as agent:
-            await agent.learn()
-            steps.append(agent.steps())
-    made, skipped = steps
+    made, skipped = [await world.learn() for world in worlds]
     assert [(step.control.dual_after, step.control.assist_rate) for step in made] == [
         (step.control.dual_after, step.control.assist_rate) for step in skipped
     ]
@@ -233,9 +228,7 @@ async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one
     phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
     world = World(tmp_path / "state", phases=phases, terms=terms)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [step.task for step in steps] == ["math"] * 2 + ["code"] * 2 + ["math"] * 2
     states: dict[str, DualState] = {}
     for step in steps:
@@ -254,9 +247,7 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
     terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: next(halves), terms=terms)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     [learner] = world.learners
     used = [[sample.advantage for group in update for sample in group.samples] for update in learner.updates]
     assert used == [
@@ -287,9 +278,7 @@ async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_pa
         return mixed_script(messages, sampling, seed)
 
     world = World(tmp_path / "s", phases=phases, script=script, group_size=2)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [(step.task, step.control.target_rate, step.phase, step.phase_step) for step in steps] == [
         ("math", 0.1, 0, 1), ("math", 0.1, 0, 2), ("code", 0.5, 1, 1), ("code", 0.5, 1, 2), ("math", 0.7, 2, 1), ("math", 0.7, 2, 2),
     ]  # fmt: skip
@@ -313,9 +302,7 @@ async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twic
         await agent.learn()
         steps = agent.steps()
     calm = World(tmp_path / "calm")
-    async with calm.agent() as agent:
-        await agent.learn()
-        expected = agent.steps()
+    expected = await calm.learn()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert len(world.client.calls) == len(calm.client.calls) >= calls_before
 
@@ -364,9 +351,7 @@ async def test_learning_twice_at_once_is_refused(tmp_path: Path) -> None:
 async def test_a_hard_limit_is_never_exceeded_and_the_price_rises(tmp_path: Path) -> None:
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, calls_limit=2)
     world = World(tmp_path / "state", terms=terms, script=[HELP])
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert len(world.client.calls) == 2
     assert [step.scores.refused for step in steps] == [4, 12, 12, 12]
     assert steps[-1].control.dual_after > steps[0].control.dual_before

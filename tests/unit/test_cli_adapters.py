@@ -64,12 +64,7 @@ def world(tmp_path: Path, base: Path) -> World:
         return world.learners[-1]
 
     world._open_learner = open_learner  # type: ignore[method-assign]
-
-    async def learn() -> None:
-        async with world.agent() as agent:
-            await agent.learn()
-
-    asyncio.run(learn())
+    asyncio.run(world.learn())
     return world
 
 

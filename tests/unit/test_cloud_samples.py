@@ -161,9 +161,7 @@ async def learned(folder: Path, max_steps: Sequence[int | None] = (None,), **val
     world = World(folder, prompts_per_step=6, **values)
     world.client = ScriptedCoordinatorClient(cloud_answer, terms=world.terms)
     for most in max_steps:
-        async with world.agent() as agent:
-            await agent.learn(max_steps=most)
-            found = agent.steps()
+        found = await world.learn(max_steps=most)
     return found
 
 
