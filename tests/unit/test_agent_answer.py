@@ -20,9 +20,8 @@ from edge.dagrpo.prompts import SYSTEM_PROMPT, local_messages
 from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import HELP, QUESTION, World, local_answer
 
-QUESTION = (Message("user", "What is 4 + 1?"),)
 GUESS = local_answer(99)
 
 
@@ -33,18 +32,6 @@ def asks_unless_suppressed(messages, sampling, seed):  # type: ignore[no-untyped
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path / "state", script=asks_unless_suppressed)
-
-
-async def answered(world: World, **options):  # type: ignore[no-untyped-def]
-    async with world.agent() as agent:
-        async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, **options))) as deltas:
-            pieces = [delta async for delta in deltas]
-        record = pieces[-1].record
-        assert record is not None
-        assert all(piece.record is None for piece in pieces[:-1])
-        assert "".join(piece.text for piece in pieces) == record.text
-        assert agent.records.why(record.id) == record
-    return record, pieces
 
 
 def test_the_more_restrictive_mode_wins_and_cloud_only_is_a_demand() -> None:
@@ -70,7 +57,7 @@ def test_what_is_shown_of_a_cut_answer_has_no_tags(text: str, shown: str) -> Non
 
 async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=[local_answer(5)])
-    record, pieces = await answered(world, id="one")
+    record, pieces = await world.ask(id="one")
     assert (record.id, record.source, record.final, record.text) == ("one", "local", "5", local_answer(5))
     assert len([piece for piece in pieces if piece.text]) > 3
     assert (record.dual, record.reason, record.cloud_text, record.finish) == (0.5, "answered on this device", "", "stop")
@@ -80,7 +67,7 @@ async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
 
 
 async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place(world: World) -> None:
-    record, pieces = await answered(world)
+    record, pieces = await world.ask()
     assert (record.source, record.final, record.reason) == ("cloud", "5", "the model asked for help")
     assert record.text == "<think>\nStep 1: hard\n</think>\n" + local_answer(5)
     assert "external assistance" not in record.text
@@ -101,7 +88,7 @@ async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place
 )
 async def test_a_refusal_or_failure_is_answered_locally_and_says_which(world: World, error: Exception, words: str) -> None:
     world.client.fail_next("stream_complete", error)  # type: ignore[arg-type]
-    record, _ = await answered(world)
+    record, _ = await world.ask()
     assert (record.source, record.final) == ("local-fallback", "3")
     assert words in record.reason
     assert record.text == "<think>\nStep 1: hard\n</think>\n<answer>\\boxed{3}</answer>"
@@ -114,7 +101,7 @@ async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(worl
         raise CoordinatorUnavailable("cut", reason="CONNECTION_LOST")
 
     world.client.stream_complete = broken  # type: ignore[method-assign]
-    record, _ = await answered(world)
+    record, _ = await world.ask()
     assert (record.source, record.final) == ("local-fallback", "3")
     assert record.cloud_text == ""
 
@@ -131,32 +118,32 @@ async def test_what_forbids_the_cloud_is_obeyed_and_is_the_reason_in_the_record(
     tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
     world = World(tmp_path / "state", script=asks_unless_suppressed, **settings)
-    record, _ = await answered(world, **options)
+    record, _ = await world.ask(**options)
     assert (record.source, record.final, record.reason, record.might_ask) == ("local", "3", reason, False)
     assert world.client.calls == []
 
 
 async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path: Path) -> None:
     good = World(tmp_path / "good", script=[GUESS])
-    record, _ = await answered(good, mode="prefer-local")
+    record, _ = await good.ask(mode="prefer-local")
     assert (record.source, record.final, good.client.calls) == ("local", "99", [])
     bad = World(tmp_path / "bad", script=["no format"])
-    record, _ = await answered(bad, mode="prefer-local")
+    record, _ = await bad.ask(mode="prefer-local")
     assert (record.source, record.final, len(bad.client.calls)) == ("cloud", "5", 1)
 
 
 async def test_cloud_only_asks_without_the_model_and_its_failure_is_the_callers(world: World) -> None:
-    record, _ = await answered(world, mode="cloud-only")
+    record, _ = await world.ask(mode="cloud-only")
     assert (record.source, record.final, record.local_text) == ("cloud", "5", "")
     world.client.fail_next("stream_complete", CoordinatorUnavailable("nobody there"))
     with pytest.raises(CoordinatorUnavailable, match="nobody there"):
-        await answered(world, mode="cloud-only")
+        await world.ask(mode="cloud-only")
 
 
 async def test_cloud_only_under_the_kill_switch_is_a_usage_error(tmp_path: Path) -> None:
     world = World(tmp_path / "state", switched_off="the cloud is switched off")
     with pytest.raises(UsageError, match="switched off"):
-        await answered(world, mode="cloud-only")
+        await world.ask(mode="cloud-only")
 
 
 async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(world: World) -> None:
@@ -235,10 +222,10 @@ def test_compact_models_read_the_last_question_and_others_the_conversation() -> 
 
 
 async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is_wanted(world: World) -> None:
-    await answered(world)
+    await world.ask()
     assert world.client.calls[-1].messages == QUESTION
     world.hint_chars = 100
-    await answered(world)
+    await world.ask()
     assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)
 
 

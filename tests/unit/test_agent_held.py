@@ -17,9 +17,8 @@ from edge.learning.own_use import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World
+from tests.unit.agent_world import HELP, QUESTION, World
 
-QUESTION = (Message("user", "What is 4 + 1?"),)
 SCHEMA = json.dumps({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]})
 FORM = AnswerForm("response_format", SCHEMA, "root ::= object")
 SENT = json.dumps({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": json.loads(SCHEMA)}}})
@@ -43,12 +42,7 @@ class Speaks:
 
 
 async def answered(world: World, **options: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
-    request = AnswerRequest(QUESTION, **{"form": FORM, "beyond": BeyondText(SENT), **options})
-    async with world.agent() as agent:
-        pieces = [piece async for piece in agent.answerer.stream(request)]
-        record = pieces[-1].record
-        assert record is not None and agent.records.why(record.id) == record
-    return record, pieces
+    return await world.ask(**{"form": FORM, "beyond": BeyondText(SENT), **options})
 
 
 def world_of(tmp_path: Path, script: Any, cloud: str = CLOUD, **options: Any) -> World:
