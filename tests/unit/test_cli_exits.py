@@ -88,15 +88,6 @@ def test_a_failure_is_one_line_with_exit_code_1_and_wrong_usage_one_with_2(
     assert line.startswith("error: ") and part in line
 
 
-def test_a_bad_configuration_names_file_and_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("mode: auto\nlearning:\n  groupsize: 4\n", encoding="utf-8")
-    assert main(["config", "check", str(file)]) == 1
-    line = one_line(capsys)
-    assert f"{file}:3" in line
-    assert "group_size" in line
-
-
 def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> int:
         raise EdgeError("first\nsecond", hint="do\nthis")

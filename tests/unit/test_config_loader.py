@@ -13,7 +13,6 @@ from edge.config.loader import Flag, OptionError, resolve
 from edge.config.schema import AgentConfig
 from edge.config.yaml_lines import MOST_BYTES
 from edge.core.errors import ConfigError
-from edge.dagrpo.hyperparameters import DEVICE
 
 
 def config_file(folder: Path, text: str) -> Path:
@@ -122,15 +121,6 @@ def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_p
     origins = {key: origin for key, _, origin in resolved.rows()}
     assert origins["phases.0.steps"] == f"{file}:3"
     assert origins["phases.1.target_rate"] == "--set phases.1.target_rate"
-
-
-def test_without_a_configuration_group_1_is_learned_for_150_steps_and_then_group_2_without_end() -> None:
-    config = resolve_agent_config(None).config
-    assert [(phase.source, phase.steps, phase.target_rate) for phase in config.phases] == [
-        ("practice:group1", 150, 0.3),
-        ("practice:group2", None, 0.3),
-    ]
-    assert config.learning.max_tokens == DEVICE.response_tokens == 288
 
 
 def test_a_resolved_configuration_written_as_yaml_gives_itself_again(tmp_path: Path) -> None:
