@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from edge.cli import main
 from edge.cli.options import since_of
 from edge.config.schema import PhaseConfig
 from edge.core.errors import StateError, UsageError
@@ -26,6 +25,7 @@ from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, changed, local_answer, mixed_script, number_in
+from tests.unit.conftest import EdgeAgent
 from tests.unit.test_console import step as finished_step
 
 RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
@@ -179,17 +179,17 @@ def test_times_are_given_in_words_spans_and_dates() -> None:
             since_of(bad, now)
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_json(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     with StateFolder(tmp_path) as state:
         record = replace(RECORD, id="a", prompt="?", created_at=5.0)
         state.put_request("a", 5.0, record.to_json())
-    assert main(["report", "--since", "ever", "--state", str(tmp_path), "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["answers"] == [{"source": "local", "answers": 1, "good": 0, "bad": 0, "corrected": 0}]
-    assert main(["report", "--since", "ever", "--state", str(tmp_path)]) == 0
-    assert "1 local" in capsys.readouterr().out
-    assert main(["report", "--since", "soon", "--state", str(tmp_path)]) == 2
-    assert main(["report", "--state", str(tmp_path / "none")]) == 1
+    report = ("report", "--since", "ever", "--state", str(tmp_path))
+    assert edge_agent(*report, "--json").json["answers"] == [
+        {"source": "local", "answers": 1, "good": 0, "bad": 0, "corrected": 0}
+    ]
+    assert "1 local" in edge_agent(*report).out
+    edge_agent("report", "--since", "soon", "--state", str(tmp_path)).refused(2, "no such time")
+    edge_agent("report", "--state", str(tmp_path / "none")).refused(1, str(tmp_path / "none"))
 
 
 def exam(version: int, right: str, wants_help: str, known: str = "abcd", source: str = "sums") -> Exam:

@@ -15,6 +15,7 @@ from edge.cli.doctor import llama_fault
 from edge.cli.settings import Settings
 from edge.core.install import install_extra
 from edge.models.catalogue import find_model
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +30,8 @@ def findings(tmp_path: Path, **options: str | Path) -> dict[str, doctor.Finding]
     return {finding.name: finding for finding in found}
 
 
-def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--state", str(tmp_path), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    report = edge_agent("doctor", "--state", str(tmp_path), "--json").json
     assert report["ok"] is True
     names = [check["name"] for check in report["checks"]]
     assert names[0] == "python"

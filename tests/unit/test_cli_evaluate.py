@@ -30,6 +30,7 @@ from edge.tasks.registry import open_source
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World
+from tests.unit.conftest import EdgeAgent
 from tests.unit.test_agent_evaluate_scores import judged, measured
 
 
@@ -78,14 +79,13 @@ def test_the_plan_takes_the_sources_of_the_configuration_where_none_are_named(pl
 
 
 def test_with_the_cloud_switched_off_nobody_is_asked_but_a_replay_works(
-    planned: Callable[..., EvalPlan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    planned: Callable[..., EvalPlan], monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
     assert planned().cloud == "none"
     replay = planned("--replay", "report", "--plot", "p.png")
     assert (replay.cloud, replay.cloud_all) == ("replay", True), "a plot looks for every answer"
-    assert main(["eval", "--cloud-all"]) == 2
-    assert "EDGE_AGENT_NO_CLOUD" in capsys.readouterr().err
+    edge_agent("eval", "--cloud-all").refused(2, "EDGE_AGENT_NO_CLOUD")
 
 
 def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_that_is(tmp_path: Path) -> None:
@@ -131,13 +131,8 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
         (["--temperature", "-1"], "--temperature", 2),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
-    words: list[str], told: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["eval", "--state", str(tmp_path / "state"), *words]) == code
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, "nothing is said to begin before all is read"
-    assert lines[0].startswith("error: ") and told in lines[0]
+def test_what_is_wrong_is_told_in_one_line(words: list[str], told: str, code: int, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    edge_agent("eval", "--state", str(tmp_path / "state"), *words).refused(code, told)
     assert not (tmp_path / "state").exists()
 
 
@@ -150,13 +145,11 @@ def test_what_is_wrong_is_told_in_one_line(
     ],
 )
 def test_a_task_file_that_cannot_be_measured_is_told_before_anything_begins(
-    line: str, told: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, told: str, options: list[str], tmp_path: Path, edge_agent: EdgeAgent
 ) -> None:
     source = tmp_path / "t.jsonl"
     source.write_text(line + "\n")
-    assert main(["eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and told in lines[0] and str(source) in lines[0]
+    edge_agent("eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options).refused(1, told, str(source))
 
 
 # --- strata ---------------------------------------------------------------------------------------------------------------

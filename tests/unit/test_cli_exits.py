@@ -15,6 +15,7 @@ from edge.cli.allocator import SETTINGS, wants_tuning
 from edge.cli.exits import ending
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
+from tests.unit.conftest import EdgeAgent, Ended
 
 COMMANDS = (
     ["run"],
@@ -42,14 +43,6 @@ HEAVY = (
     "uvicorn",
     "numpy",
 )
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    return err.strip()
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -80,20 +73,17 @@ def test_help_loads_nothing_heavy() -> None:
     ],
 )
 def test_a_failure_is_one_line_with_exit_code_1_and_wrong_usage_one_with_2(
-    words: list[str], code: int, part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], code: int, part: str, edge_agent: EdgeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words) == code
-    line = one_line(capsys)
-    assert line.startswith("error: ") and part in line
+    edge_agent(*words).refused(code, part)
 
 
 def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> int:
         raise EdgeError("first\nsecond", hint="do\nthis")
 
-    assert ending(fails) == 1
-    assert one_line(capsys) == "error: first second; do this"
+    Ended(ending(fails), *capsys.readouterr()).refused(1, "first second; do this")
 
 
 def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,10 +103,9 @@ def test_what_nobody_foresaw_leaves_its_traceback_in_a_file_and_shows_it_for_deb
     def breaks() -> int:
         raise ZeroDivisionError("by zero")
 
-    assert ending(breaks) == 1
-    line = one_line(capsys)
+    ended = Ended(ending(breaks), *capsys.readouterr())
     (file,) = tmp_path.iterdir()
-    assert "ZeroDivisionError: by zero" in line and str(file) in line
+    ended.refused(1, "ZeroDivisionError: by zero", str(file))
     assert "in breaks" in file.read_text(encoding="utf-8")
     monkeypatch.setenv("EDGE_AGENT_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -127,8 +116,7 @@ def test_a_part_that_is_not_installed_is_named_with_the_command_that_helps(capsy
     def needs_torch() -> int:
         raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
 
-    assert ending(needs_torch) == 1
-    assert install_extra("train") in one_line(capsys)
+    Ended(ending(needs_torch), *capsys.readouterr()).refused(1, install_extra("train"))
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -149,11 +137,11 @@ def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
     assert shown.returncode == 0 and "\\u" in shown.stdout
 
 
-def test_config_show_tells_where_each_value_came_from(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_config_show_tells_where_each_value_came_from(edge_agent: EdgeAgent, tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("serve:\n  port: 9001\n", encoding="utf-8")
-    assert main(["config", "show", "--config", str(file), "--set", "learning.seed=4", "--json"]) == 0
-    rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
+    shown = edge_agent("config", "show", "--config", str(file), "--set", "learning.seed=4", "--json").json
+    rows = {row["key"]: (row["value"], row["origin"]) for row in shown}
     assert rows["serve.port"] == (9001, f"{file}:2")
     assert rows["learning.seed"] == (4, "--set learning.seed")
     assert rows["mode"] == ("auto", "default")
@@ -196,3 +184,8 @@ def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: P
     arguments, seen = json.loads(done.stdout)
     assert arguments == ["learn", "a b"]
     assert {name: seen[name] for name in SETTINGS} == {**SETTINGS, "MALLOC_ARENA_MAX": "3"}
+
+
+def test_an_unknown_allocator_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("EDGE_AGENT_ALLOCATOR", "leen")
+    Ended(main(), *capsys.readouterr()).refused(2, "EDGE_AGENT_ALLOCATOR", "lean")

@@ -10,6 +10,7 @@ from edge.cli import main
 from edge.cli.learn import with_an_end
 from edge.cli.settings import Settings
 from edge.core.errors import EdgeError
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.mark.parametrize(
@@ -25,16 +26,14 @@ from edge.core.errors import EdgeError
 def test_a_bad_task_source_or_model_ends_learn_before_anything_is_created(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    edge_agent: EdgeAgent,
     words: list[str],
     code: int,
     complaint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "german.csv").write_text("frage,antwort\nWer?,Ilka\n", encoding="utf-8")
-    assert main(["learn", *words]) == code
-    said = capsys.readouterr().err
-    assert complaint in said and "starting" not in said
+    edge_agent("learn", *words).refused(code, complaint)
     assert [path.name for path in tmp_path.iterdir()] == ["german.csv"]
 
 

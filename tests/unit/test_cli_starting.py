@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from edge.agent import Agent
-from edge.cli import doctor, main
+from edge.cli import doctor
 from edge.cli.settings import Settings, privacy_line, starting_lines
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.models.catalogue import find_model
 from edge.state.folder import StateFolder
 from edge.training.device import choose_device
+from tests.unit.conftest import EdgeAgent
 
 CUDA = "learning.device=cuda"
 
@@ -107,7 +108,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch:
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_before_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     async def load(agent: Agent) -> Agent:
         raise AssertionError("the model is loaded")
@@ -115,9 +116,8 @@ def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_
     monkeypatch.setattr(Agent, "__aenter__", load)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["run", "--no-learn", "--state", str(tmp_path / "state"), "--port", str(taken.getsockname()[1])]
-        assert main(words) == 1
-        err = capsys.readouterr().err
-        assert str(taken.getsockname()[1]) in err and "--port" in err
+        ended = edge_agent(*words)
+        assert ended.code == 1 and str(taken.getsockname()[1]) in ended.err and "--port" in ended.err
         with StateFolder(tmp_path / "state"):  # which the failed start has let go
-            assert main(words) == 1
-        assert "another agent is using this state folder" in capsys.readouterr().err
+            ended = edge_agent(*words)
+        assert ended.code == 1 and "another agent is using this state folder" in ended.err

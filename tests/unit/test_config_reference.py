@@ -13,12 +13,12 @@ from pydantic import BaseModel
 
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig, resolve_coordinator_config
-from edge.cli import main as agent_main
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Resolved
 from edge.config.reference import Key, keys_of, keys_under
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
+from tests.unit.conftest import EdgeAgent
 
 KEYS = keys_of(CoordinatorConfig)
 COORDINATOR_BASE = """
@@ -221,10 +221,7 @@ def test_the_json_form_has_one_object_a_line_with_the_same_keys(capsys: pytest.C
     assert json.loads(outcome(capsys, "storage.backend", "--json")[1])["choices"] == ["sqlite", "postgres", "memory"]
 
 
-def test_the_agent_has_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert agent_main(["config", "keys", "serve.port"]) == 0
-    assert capsys.readouterr().out.startswith("serve.port: whole number, 0 to 65535; default 8040")
-    assert agent_main(["config", "keys", "--json"]) == 0
-    assert [row["key"] for row in json.loads(capsys.readouterr().out)] == [key.path for key in keys_of(AgentConfig)]
-    assert agent_main(["config", "keys", "serv.port"]) == 2
-    assert "did you mean serve.port" in capsys.readouterr().err
+def test_the_agent_has_the_same_command(edge_agent: EdgeAgent) -> None:
+    assert edge_agent("config", "keys", "serve.port").out.startswith("serve.port: whole number, 0 to 65535; default 8040")
+    assert [row["key"] for row in edge_agent("config", "keys", "--json").json] == [key.path for key in keys_of(AgentConfig)]
+    edge_agent("config", "keys", "serv.port").refused(2, "did you mean serve.port")

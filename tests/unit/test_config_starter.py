@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge.cli import main
 from edge.config.agent import resolve_agent_config
 from edge.config.reference import FIRST_KEYS, keys_of, starter_text
 from edge.config.schema import AgentConfig
+from tests.unit.conftest import EdgeAgent
 from tests.unit.test_config_reference import paths_in
 
 KEYS = {key.path: key for key in keys_of(AgentConfig)}
@@ -37,29 +37,27 @@ def test_the_starter_holds_its_keys_at_their_defaults_and_changes_nothing(tmp_pa
 
 
 def test_init_writes_for_the_owner_alone_and_replaces_only_by_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["config", "init"]) == 0
+    assert edge_agent("config", "init").code == 0
     file = tmp_path / "edge-agent.yaml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert main(["config", "check", str(file)]) == 0
+    assert edge_agent("config", "check", str(file)).code == 0
     file.write_text("mode: local-only\n")
-    assert main(["config", "init"]) == 2
-    assert "edge-agent.yaml: exists already" in capsys.readouterr().err
+    edge_agent("config", "init").refused(2, "edge-agent.yaml", "exists already")
     assert file.read_text() == "mode: local-only\n"
-    assert main(["config", "init", "edge-agent.yaml", "--force"]) == 0
+    assert edge_agent("config", "init", "edge-agent.yaml", "--force").code == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "mode: auto" in file.read_text()
-    assert main(["config", "init", "none/edge-agent.yaml"]) == 2
+    edge_agent("config", "init", "none/edge-agent.yaml").refused(2)
     assert [each.name for each in tmp_path.iterdir()] == ["edge-agent.yaml"]
 
 
-def test_check_tells_every_problem_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tells_every_problem_with_its_line(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(BAD)
-    assert main(["config", "check", str(file)]) == 1
-    out, err = capsys.readouterr()
+    code, out, err = edge_agent("config", "check", str(file))
     wrong = {
         2: "serve.prot",
         3: "serve.port",
@@ -70,30 +68,25 @@ def test_check_tells_every_problem_with_its_line(tmp_path: Path, capsys: pytest.
         9: "model",
     }
     *lines, _ = err.splitlines()
-    assert out == "" and len(lines) == len(wrong)
+    assert (code, out, len(lines)) == (1, "", len(wrong))
     for line, (number, key) in zip(lines, wrong.items(), strict=True):
         assert line.startswith(f"error: {file}:{number}: ") and key in line
-    assert main(["config", "check", str(file), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(edge_agent("config", "check", str(file), "--json").out)
     assert told["ok"] is False and {problem["line"]: problem["key"] for problem in told["problems"]} == wrong
 
 
-def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     profile, file = tmp_path / "profile.yaml", tmp_path / "good.yaml"
     profile.write_text("engine:\n  max_rows: many\n  rows: 3\n")
     file.write_text(f"device_profile: {profile}\n")
-    assert main(["config", "check", str(file)]) == 1
-    err = capsys.readouterr().err
-    assert f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
+    code, _, err = edge_agent("config", "check", str(file))
+    assert code == 1 and f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
 
 
-def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("mode: auto\n")
-    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 2
-    assert "--set serve.prot" in capsys.readouterr().err
+    edge_agent("config", "check", str(file), "--set", "serve.prot=3").refused(2, "--set serve.prot")
     file.write_text(BAD)
-    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 1
-    assert "--set serve.prot" in capsys.readouterr().err
+    ended = edge_agent("config", "check", str(file), "--set", "serve.prot=3")
+    assert ended.code == 1 and "--set serve.prot" in ended.err
