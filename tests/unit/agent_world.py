@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from edge.learning.methods import DaGrpo, Method
 from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.folder import StateFolder
 from edge.tasks.source import TaskSource
@@ -38,6 +40,9 @@ from edge.verifiers.math_answer import ExactMathAnswer
 
 HELP = "<think>\nStep 1: hard\n</think>\nI need external assistance."
 BROKEN_HELP = "I need external assistance."
+
+
+QUESTION = (Message("user", "What is 4 + 1?"),)
 
 
 def local_answer(value: object) -> str:
@@ -194,6 +199,22 @@ class World:
             conditions=self.conditions,
         )
         return Agent(parts, self.settings(state.run_id))
+
+    async def learn(self, max_steps: int | None = None, failpoint: Callable[[str], None] = lambda name: None) -> list[Any]:
+        """Let a new agent learn; returns every step that the state folder knows then."""
+        async with self.agent(failpoint) as agent:
+            await agent.learn(max_steps=max_steps)
+            return list(agent.steps())
+
+    async def ask(self, **request: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
+        """Put `QUESTION` to a new agent; returns the answer's record, which is kept, and the pieces that it came in."""
+        async with self.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION, **request))) as deltas:
+            pieces = [delta async for delta in deltas]
+            record = pieces[-1].record
+            assert record is not None and agent.records.why(record.id) == record
+            assert all(piece.record is None for piece in pieces[:-1])
+            assert "".join(piece.text for piece in pieces) == record.text
+        return record, pieces
 
     def _own_use(self, state: StateFolder, curriculum: Curriculum, rules: OwnUseRules) -> OwnUse:
         folder = None if self.tasks_folder is None else WatchedFolder(self.tasks_folder, self._notice)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import pytest
 
+from edge.cli import main
 from edge.core.errors import UsageError
 from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Sandbox
@@ -16,3 +21,36 @@ def sandbox() -> Sandbox:
         return choice.best_sandbox()
     except UsageError as error:
         pytest.skip(str(error))
+
+
+class Ended(NamedTuple):
+    """The exit code of a command and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, of a command that succeeded."""
+        assert self.code == 0, self
+        return json.loads(self.out)
+
+    def refused(self, code: int, *parts: str) -> None:
+        """It printed nothing but one line of error, which has these parts."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        assert self.err.startswith("error: ") and all(part in self.err for part in parts), self.err
+
+
+EdgeAgent = Callable[..., Ended]
+
+
+@pytest.fixture
+def edge_agent(capsys: pytest.CaptureFixture[str]) -> EdgeAgent:
+    """Runs `edge-agent` with these words in this process."""
+
+    def run(*words: str) -> Ended:
+        capsys.readouterr()
+        return Ended(main(words), *capsys.readouterr())
+
+    return run

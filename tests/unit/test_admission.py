@@ -79,16 +79,6 @@ async def test_a_full_queue_turns_the_newest_call_of_the_longest_line_away_for_a
     assert all(getattr(refusal, "retry_after_s", None) for refusal in refusals)
 
 
-async def test_without_a_queue_nobody_waits() -> None:
-    gate = Gate("g", 1, 0)
-    async with slot(gate, 1.0, "a"):
-        with pytest.raises(CoordinatorUnavailable):
-            async with slot(gate, 1.0, "b"):
-                pytest.fail("there is one slot")
-    async with slot(gate, 1.0, "b"):
-        assert gate.waiting == 0
-
-
 async def test_a_wait_that_is_too_long_ends_and_leaves_the_queue() -> None:
     gate = Gate("g", 1, 5)
     async with slot(gate, 1.0, "a"):
@@ -119,7 +109,7 @@ async def test_a_call_that_was_cancelled_the_moment_before_does_not_take_the_slo
     waiting[0].cancel()
     gate.leave()
     await waiting[1]
-    assert waiting[0].cancelled() or isinstance(await _ended(waiting[0]), asyncio.CancelledError)
+    assert waiting[0].cancelled()
     gate.leave()
     await asyncio.wait_for(gate.enter(1.0, "d"), 1.0)
     assert gate.waiting == 0
@@ -132,19 +122,13 @@ async def test_a_call_that_was_cancelled_the_moment_before_makes_room_as_it_is()
     await asyncio.sleep(0)
     waiting[1].cancel()
     late = asyncio.create_task(gate.enter(30.0, "c"))
-    late_began = asyncio.create_task(asyncio.sleep(0))
-    await late_began
-    assert isinstance(await _ended(waiting[1]), asyncio.CancelledError)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[1]
     for task in (waiting[0], late):
         gate.leave()
         await task
     gate.leave()
     assert gate.waiting == 0
-
-
-async def _ended(task: asyncio.Task[None]) -> BaseException | None:
-    await asyncio.wait([task])
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def test_one_who_takes_every_place_he_may_leaves_half_of_them() -> None:

@@ -69,17 +69,10 @@ async def test_each_accuracy_means_what_it_says_and_comes_with_its_rate(tmp_path
     assert scores.assist_rate == pytest.approx(2 / 3)
     assert scores.forced_local_accuracy == pytest.approx(2 / 3)
     assert (scores.joint_accuracy, scores.format_ok, scores.cloud_failures) == (1.0, 1.0, 0)
-    assert (scores.cloud_calls, scores.spend_uusd) == (6, 600)
-    low, high = scores.intervals.forced_local_accuracy
-    assert low < 2 / 3 < high
-
-
-async def test_the_cloud_is_asked_once_for_each_item_that_asks(tmp_path: Path) -> None:
-    examination = Examination(tmp_path)
-    judged = await examination.judged(Sums().test(9))
-    asked = [call.messages[0].content for call in examination.client.calls]
-    assert sorted(asked) == sorted(one.item.question for one in judged if one.judged.asked)
-    assert len({call.call_key for call in examination.client.calls}) == 6
+    assert (scores.cloud_calls, scores.spend_uusd, scores.cloud_accuracy, scores.cloud_answers) == (6, 600, 1.0, 6)
+    assert scores.oracle_bound == pytest.approx(2 / 3 + min(2 / 3, 1 / 3) * 1.0)
+    refused = await nine_sums(tmp_path / "refused", failures=2)
+    assert (refused.cloud_failures, refused.joint_accuracy) == (2, pytest.approx(7 / 9)), "a refused call is a wrong joint answer"
 
 
 async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: Path) -> None:
@@ -92,29 +85,14 @@ async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: P
 
     examination.client.complete = from_the_cache  # type: ignore[method-assign]
     scores = score(await examination.judged(Sums().test(9)))
-    assert (scores.cloud_calls, scores.cloud_cached, scores.cloud_failures) == (
-        5,
-        scores.cloud_answers - scores.spend_uusd // 100,
-        1,
-    )
-    assert scores.cloud_cached >= 4
+    assert (scores.cloud_calls, scores.cloud_failures) == (5, 1)
+    assert scores.cloud_cached == scores.cloud_answers - scores.spend_uusd // 100 >= 4
 
 
 async def test_without_a_cloud_the_joint_accuracy_is_not_known(tmp_path: Path) -> None:
     scores = await nine_sums(tmp_path, with_cloud=False)
     assert (scores.joint_accuracy, scores.intervals.joint_accuracy, scores.oracle_bound, scores.cloud_calls) == (None,) * 3 + (0,)
     assert scores.forced_local_accuracy == pytest.approx(2 / 3)
-
-
-async def test_a_refused_call_is_a_wrong_joint_answer_and_counted(tmp_path: Path) -> None:
-    scores = await nine_sums(tmp_path, failures=2)
-    assert (scores.cloud_failures, scores.joint_accuracy) == (2, pytest.approx(7 / 9))
-
-
-async def test_the_oracle_bound_uses_the_cloud_where_it_is_known(tmp_path: Path) -> None:
-    scores = await nine_sums(tmp_path)
-    assert (scores.cloud_accuracy, scores.cloud_answers) == (1.0, 6)
-    assert scores.oracle_bound == pytest.approx(2 / 3 + min(2 / 3, 1 / 3) * 1.0)
 
 
 async def test_cloud_all_asks_every_item_once_and_leaves_the_own_decision_its_own_bill(tmp_path: Path) -> None:
@@ -129,12 +107,9 @@ async def test_cloud_all_asks_every_item_once_and_leaves_the_own_decision_its_ow
 
 
 async def test_an_answer_that_was_not_asked_for_and_failed_changes_no_score(tmp_path: Path) -> None:
-    plain = await nine_sums(tmp_path / "a", with_cloud=False)
-    right = score(
-        await Examination(tmp_path / "b", lambda *_: local_answer(0), failures=9).judged(Sums().test(9), cloud_all=True)
-    )
-    assert (right.cloud_failures, right.joint_accuracy, right.cloud_accuracy) == (0, 0.0, None)
-    assert plain.cloud_failures == 0
+    examination = Examination(tmp_path, lambda *_: local_answer(0), failures=9)
+    wrong = score(await examination.judged(Sums().test(9), cloud_all=True))
+    assert (wrong.cloud_failures, wrong.joint_accuracy, wrong.cloud_accuracy) == (0, 0.0, None)
 
 
 async def test_the_forced_answer_is_sampled_with_the_same_seed(tmp_path: Path) -> None:
@@ -180,12 +155,6 @@ async def test_mathematics_is_read_both_ways_side_by_side(tmp_path: Path) -> Non
     assert scores.math is not None
     assert (scores.math.items, scores.math.exact.forced_local) == (9, scores.forced_local_accuracy)
     assert (scores.math.equivalent.forced_local, scores.math.equivalent.kept) == (1.0, 1.0)
-
-
-async def test_without_a_comparison_equivalence_is_not_known(tmp_path: Path) -> None:
-    scores = await nine_sums(tmp_path)
-    assert scores.math is not None
-    assert (scores.math.equivalent.joint, scores.math.exact.joint) == (None, None)
 
 
 async def test_a_larger_step_limit_replaces_the_items_own(tmp_path: Path) -> None:

@@ -60,12 +60,6 @@ def test_a_weighted_share_is_as_certain_as_its_effective_number_of_items() -> No
     assert score(items).intervals.forced_local_accuracy == pytest.approx(wilson_interval_of_share(0.75, 1.6))
 
 
-@given(st.integers(1, 500), st.data())
-def test_the_interval_of_a_share_agrees_with_that_of_counts(trials: int, data: st.DataObject) -> None:
-    successes = data.draw(st.integers(0, trials))
-    assert wilson_interval_of_share(successes / trials, trials) == wilson_interval(successes, trials)
-
-
 def test_nothing_kept_has_no_kept_accuracy() -> None:
     scores = score([judged(0, asked=True, cloud=True)])
     assert (scores.kept_accuracy, scores.intervals.kept_accuracy, scores.coverage) == (None, None, 0.0)
@@ -76,12 +70,10 @@ def test_the_report_is_json_by_family_and_level_with_what_was_measured() -> None
     items = [judged(n, asked=n % 2 == 0, cloud=True, bill=bill) for n in range(6)]
     body = json.loads(json.dumps(build_report(measured(), items).to_json(), allow_nan=False))
     assert (body["schema"], body["model"], body["with_cloud"], body["cloud"]) == (1, "m", True, "coordinator")
-    assert body["scores"]["intervals"]["joint_accuracy"][0] < body["scores"]["joint_accuracy"]
-    assert [(family["family"], [level["level"] for level in family["levels"]]) for family in body["families"]] == [
-        ("sums", [1, 2, 3])
-    ]
+    [family] = body["families"]
+    assert (family["family"], [level["level"] for level in family["levels"]]) == ("sums", [1, 2, 3])
     assert (body["scores"]["cloud_calls"], body["extra"]) == (3, {"calls": 3, "tokens": 90, "spend_uusd": 21, "cached": 0})
-    assert sum(level["scores"]["items"] for level in body["families"][0]["levels"]) == 6
+    assert sum(level["scores"]["items"] for level in family["levels"]) == 6
 
 
 def test_what_was_judged_survives_json() -> None:

@@ -37,17 +37,18 @@ class Drawn:
         self._done.clear()
 
 
-async def test_figures_are_drawn_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
-    said: list[str] = []
+async def test_figures_are_drawn_every_so_many_new_steps_and_at_the_end_with_what_was_before(tmp_path: Path) -> None:
     draw = Drawn()
-    gallery = LiveFigures(tmp_path / "figures", said.append, draw)
-    async with gallery.open([]):
-        for number in range(1, STEPS_BETWEEN + 1):
+    async with LiveFigures(tmp_path / "figures", lambda line: None, draw).open([step(1)]):
+        pass
+    assert draw.numbers == [], "what was before is no reason to draw"
+    gallery = LiveFigures(tmp_path / "figures", lambda line: None, draw)
+    async with gallery.open([step(1)], [look(0, "a", 0.5)]):
+        for number in range(2, STEPS_BETWEEN + 2):
             gallery.emit(step(number))
         await draw.once_more()
-        gallery.emit(step(STEPS_BETWEEN + 1))
-    assert draw.numbers == [(STEPS_BETWEEN, 0), (STEPS_BETWEEN + 1, 0)]
-    assert said == [f"figures in {tmp_path / 'figures'}, drawn again every {STEPS_BETWEEN} steps"]
+        gallery.emit(step(STEPS_BETWEEN + 2))
+    assert draw.numbers == [(STEPS_BETWEEN + 1, 1), (STEPS_BETWEEN + 2, 1)]
 
 
 async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_drawn_at_once(tmp_path: Path) -> None:
@@ -64,18 +65,6 @@ async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_dra
     assert draw.numbers == [(1, 0), (1, 1)]
 
 
-async def test_what_the_run_did_before_is_shown_too_and_alone_is_no_reason_to_draw(tmp_path: Path) -> None:
-    draw = Drawn()
-    gallery = LiveFigures(tmp_path, lambda line: None, draw)
-    async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
-        pass
-    assert draw.numbers == []
-    gallery = LiveFigures(tmp_path, lambda line: None, draw)
-    async with gallery.open([step(1), step(2)], [look(0, "a", 0.5)]):
-        gallery.emit(step(3))
-    assert draw.numbers == [(3, 1)]
-
-
 async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Path) -> None:
     said: list[str] = []
     draw = Drawn(OSError("disk full"))
@@ -85,8 +74,8 @@ async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Pa
         gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
         await draw.once_more()
         gallery.emit(step(2))
-    assert said == ["figures are no longer drawn: OSError: disk full"]
-    assert draw.numbers == [(1, 0)]
+    (line,) = said
+    assert "disk full" in line and draw.numbers == [(1, 0)]
 
 
 async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,5 +86,4 @@ async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path
     async with gallery.open([]):
         for number in range(50):
             gallery.emit(step(number))
-    assert (said, draw.numbers) == (["no figures: matplotlib is not installed"], [])
-    assert not (tmp_path / "figures").exists()
+    assert (len(said), draw.numbers, (tmp_path / "figures").exists()) == (1, [], False)

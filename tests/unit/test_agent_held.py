@@ -17,14 +17,14 @@ from edge.learning.own_use import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World
+from tests.unit.agent_world import HELP, QUESTION, World
 
-QUESTION = (Message("user", "What is 4 + 1?"),)
 SCHEMA = json.dumps({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]})
 FORM = AnswerForm("response_format", SCHEMA, "root ::= object")
 SENT = json.dumps({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": json.loads(SCHEMA)}}})
 THOUGHT = "<think>\nStep 1: hard\n</think>\n"
 LOCAL, CLOUD = '{"answer": 5}', '{"answer": 6}'
+UNHELD = AnswerForm("response_format.json_schema.schema.not", SCHEMA, "", "response_format.json_schema.schema.not: cannot")
 
 
 class Speaks:
@@ -42,12 +42,7 @@ class Speaks:
 
 
 async def answered(world: World, **options: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
-    request = AnswerRequest(QUESTION, **{"form": FORM, "beyond": BeyondText(SENT), **options})
-    async with world.agent() as agent:
-        pieces = [piece async for piece in agent.answerer.stream(request)]
-        record = pieces[-1].record
-        assert record is not None and agent.records.why(record.id) == record
-    return record, pieces
+    return await world.ask(**{"form": FORM, "beyond": BeyondText(SENT), **options})
 
 
 def world_of(tmp_path: Path, script: Any, cloud: str = CLOUD, **options: Any) -> World:
@@ -63,12 +58,15 @@ async def test_the_model_thinks_freely_and_then_writes_the_form(tmp_path: Path) 
     assert "".join(piece.text for piece in pieces if piece.verbatim) == LOCAL
     assert "".join(piece.text for piece in pieces).startswith("<think>\nStep 1: hard")
     assert [bool(sampling.grammar) for sampling in model.asked] == [False, True]
-    assert model.asked[0].max_tokens == model.asked[1].max_tokens // 2 or model.asked[0].max_tokens < model.asked[1].max_tokens
+    assert model.asked[0].max_tokens < model.asked[1].max_tokens
 
 
-async def test_a_model_that_does_not_think_first_writes_the_form_at_once(tmp_path: Path) -> None:
-    record, _ = await answered(world_of(tmp_path, Speaks(thought=""), mode="local-only"))
+async def test_a_model_that_does_not_think_first_writes_the_form_at_once_and_says_where_it_was_cut(tmp_path: Path) -> None:
+    record, _ = await answered(world_of(tmp_path / "whole", Speaks(thought=""), mode="local-only"))
     assert (record.text, record.local_text) == (LOCAL, LOCAL)
+    model = Speaks(thought="", answer="{ 1 2 3 4 5")
+    record, _ = await answered(world_of(tmp_path / "cut", model, mode="local-only"), max_tokens=3)
+    assert record.finish == "length"
 
 
 async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Path) -> None:
@@ -80,11 +78,6 @@ async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Pat
     assert (record.source, record.final) == ("local", LOCAL)
 
 
-async def test_an_answer_that_was_cut_off_says_so(tmp_path: Path) -> None:
-    record, _ = await answered(world_of(tmp_path, Speaks(thought="", answer="{ 1 2 3 4 5"), mode="local-only"), max_tokens=3)
-    assert record.finish == "length"
-
-
 async def test_a_model_that_asks_gets_the_clouds_answer_in_the_form(tmp_path: Path) -> None:
     world = world_of(tmp_path, Speaks(asks=True))
     record, pieces = await answered(world)
@@ -94,18 +87,11 @@ async def test_a_model_that_asks_gets_the_clouds_answer_in_the_form(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cloud", ['{"answer": "six"}', "six", '{"answer": NaN}', "[6]"])
-async def test_a_cloud_answer_without_the_form_is_none_but_is_paid(tmp_path: Path, cloud: str) -> None:
+async def test_a_cloud_answer_without_the_form_is_none_but_is_recorded_as_paid(tmp_path: Path, cloud: str) -> None:
     record, pieces = await answered(world_of(tmp_path, Speaks(asks=True), cloud))
     assert (record.source, record.final) == ("local-fallback", LOCAL)
     assert record.cloud_tokens > 0 and "response_format" in record.reason
     assert cloud not in "".join(piece.text for piece in pieces)
-
-
-async def test_a_form_that_the_cloud_refuses_is_held_here(tmp_path: Path) -> None:
-    world = world_of(tmp_path, Speaks(asks=True))
-    world.client.fail_next("stream_complete", InvalidRequest("it cannot"))
-    record, _ = await answered(world)
-    assert (record.source, record.final) == ("local-fallback", LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +104,22 @@ async def test_a_demand_for_the_cloud_that_fails_is_an_error(tmp_path: Path, fai
         await answered(world)
 
 
-async def test_a_demanded_cloud_answer_without_the_form_is_an_error_and_recorded(tmp_path: Path) -> None:
-    world = world_of(tmp_path, Speaks(), "six", mode="cloud-only")
+@pytest.mark.parametrize("options", [{"mode": "cloud-only"}, {"form": UNHELD}], ids=["demanded", "no grammar"])
+async def test_a_cloud_answer_without_the_form_that_nobody_else_gives_is_an_error_and_recorded(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    world = world_of(tmp_path, Speaks(), "six")
     with pytest.raises(UnfitAnswer, match="response_format"):
-        await answered(world)
+        await answered(world, **options)
     async with world.agent() as agent:
         assert agent.records.used_today().today.calls == 1
-    world = World(tmp_path / "off", mode="cloud-only", switched_off="off")
+
+
+async def test_a_demanded_form_of_a_cloud_that_is_switched_off_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CloudOff):
-        await answered(world)
+        await answered(World(tmp_path, mode="cloud-only", switched_off="off"))
 
 
-UNHELD = AnswerForm("response_format.json_schema.schema.not", SCHEMA, "", "response_format.json_schema.schema.not: cannot")
 NO_FORMS = InvalidRequest("model 'cloud' does not take this request: this upstream cannot follow response_format")
 
 
@@ -149,14 +139,6 @@ async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_where_no_clo
     assert caught.value.parameter == UNHELD.parameter
     with pytest.raises(Unsupported, match=r"schema\.not: cannot"):
         await answered(world_of(tmp_path / "own", Speaks()), form=UNHELD, no_cloud="private", mode="local-only")
-
-
-async def test_a_cloud_answer_without_a_form_that_only_the_cloud_follows_is_an_error_and_recorded(tmp_path: Path) -> None:
-    world = world_of(tmp_path, Speaks(), "six")
-    with pytest.raises(UnfitAnswer):
-        await answered(world, form=UNHELD)
-    async with world.agent() as agent:
-        assert agent.records.used_today().today.calls == 1
 
 
 async def test_a_cloud_that_follows_no_forms_is_not_asked_for_one_again_for_an_hour(tmp_path: Path) -> None:
@@ -221,6 +203,7 @@ def calling_world(tmp_path: Path, script: Any, **options: Any) -> World:
     [
         (ToolUse(CONVERSATION, "calls"), "I look.\n"),
         (ToolUse(CONVERSATION, "calls", calls_or_form="either"), ""),
+        (ToolUse(CONVERSATION, "either", required=True), ""),  # written at once
     ],
 )
 async def test_the_local_model_calls_tools(tmp_path: Path, mode: str, tools: ToolUse, text: str) -> None:
@@ -235,12 +218,6 @@ async def test_the_local_model_calls_tools(tmp_path: Path, mode: str, tools: Too
     assert world.client.calls == []
 
 
-async def test_a_call_that_is_required_is_written_at_once(tmp_path: Path) -> None:
-    world = calling_world(tmp_path, lambda *_: CALL_OPENING + CALLS)
-    record, pieces = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls", required=True))
-    assert (record.finish, "".join(piece.text for piece in pieces)) == ("tool_calls", "")
-
-
 async def test_a_model_that_may_call_tools_may_just_answer(tmp_path: Path) -> None:
     world = calling_world(tmp_path, lambda *_: "Five.")
     record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
@@ -251,9 +228,5 @@ async def test_calls_that_were_cut_off_are_none(tmp_path: Path) -> None:
     world = calling_world(tmp_path, calls)
     record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"), max_tokens=8)
     assert (record.finish, record.openai_json) == ("length", "")
-
-
-async def test_a_demand_for_the_cloud_has_it_call_the_tools(tmp_path: Path) -> None:
-    world = calling_world(tmp_path, calls, mode="cloud-only")
-    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
-    assert (record.source, len(world.client.calls)) == ("cloud", 1)
+    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"), mode="cloud-only")
+    assert (record.source, len(world.client.calls)) == ("cloud", 1), "a demand for the cloud has it call the tools"

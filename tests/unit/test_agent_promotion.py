@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,8 @@ from typing import Any
 import pytest
 
 from edge.config.schema import PhaseConfig
-from edge.console import spoken
 from edge.core.errors import NotFound, StateError
 from edge.core.types import Message, Sampling, TaskItem, TrainingGroup
-from edge.learning.run_folder import RunFolder
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
@@ -62,17 +58,7 @@ async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_pat
             assert answer.adapter_version == agent.status().adapter_version
     assert served == [(0, 1, 1), (2, 2, 2), (2, 3, 3), (4, 4, 4), (5, 5, 5)]  # the fifth ends the phase
     assert [event.version for event in world.events(AdapterSwapped)] == [2, 4, 5]
-    assert [(event.step, event.verdict) for event in world.events(GateJudged)] == [
-        (2, "promoted"),
-        (4, "promoted"),
-        (5, "promoted"),
-    ]
-
-
-async def test_the_engine_for_learning_is_open_before_the_learners_memory_is_tried(tmp_path: Path) -> None:
-    world = gated(tmp_path, steps=2)
-    await learned(world)
-    assert world.opened == ["rollouts", "learner"]
+    assert [(event.step, event.verdict) for event in world.events(GateJudged)] == [(step, "promoted") for step in (2, 4, 5)]
 
 
 async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_on_from_it(tmp_path: Path) -> None:
@@ -82,13 +68,10 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
         ("", 0, 0), ("promoted", 2, 1), ("", 2, 2), ("refused", 2, 3), ("", 2, 4), ("promoted", 6, 5),
     ]  # fmt: skip
     assert (steps[3].adapter.gate_before, steps[3].adapter.gate_after) == (1.0, 0.0)
-    reason, example = steps[3].adapter.gate_reason.split(", lost for example ")
-    assert reason == "sums: 0 % of 5 validation questions right, 100 % with the best adapter so far"
-    assert example.startswith('"What is 90000')
     assert (line.latest, line.serving, line.refusals) == (6, 6, 0)
     [notice] = world.events(Notice)
-    assert notice.text.startswith("the adapter of step 4 is rejected (sums: 0 %")
-    assert notice.text.endswith("adapter 2 stays, training goes on")
+    assert "step 4" in notice.text and "What is 90000" in notice.text, "it names a question that was lost"
+    assert world.opened == ["rollouts", "learner"], "the engine for learning is open before the learner's memory is tried"
 
 
 async def test_a_task_of_one_anchor_does_not_keep_every_candidate_from_serving(tmp_path: Path) -> None:
@@ -100,20 +83,11 @@ async def test_a_task_of_one_anchor_does_not_keep_every_candidate_from_serving(t
 async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serves(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=8, worse=[4, 6])
     steps, line = await learned(world)
-    assert [(step.step, step.adapter.base_version) for step in steps] == [
-        (1, 0),
-        (2, 1),
-        (3, 2),
-        (4, 3),
-        (5, 4),
-        (6, 5),
-        (7, 2),
-        (8, 7),
-    ]
+    assert [step.adapter.base_version for step in steps] == [0, 1, 2, 3, 4, 5, 2, 7]
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused", "rolled back", "promoted"]
     assert (line.latest, line.serving) == (8, 8)
     assert world.learners[-1].step == 4  # the updates of steps 1, 2, 7 and 8
-    assert world.events(Notice)[-1].text.endswith("too many rejections in a row, training goes back to adapter 2")
+    assert "back to adapter 2" in world.events(Notice)[-1].text
 
 
 async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_path: Path) -> None:
@@ -121,7 +95,7 @@ async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_
     steps, _ = await learned(world)
     assert [(step.step, step.adapter.base_version) for step in steps][3:] == [(4, 3), (5, 0), (6, 5)]
     assert [learner.step for learner in world.learners] == [4, 2]
-    assert world.events(Notice)[-1].text.endswith("training goes back to the bare model")
+    assert "bare model" in world.events(Notice)[-1].text
 
 
 async def test_small_falls_that_add_up_are_judged_by_the_best_adapter_so_far(tmp_path: Path) -> None:
@@ -162,7 +136,7 @@ async def test_a_skill_that_no_phase_learns_is_examined_too(tmp_path: Path) -> N
     world.script = forgetful
     steps, _ = await learned(world)
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted", "refused"]
-    assert steps[3].adapter.gate_reason.startswith("skill: 0 % of 8 validation questions right")
+    assert steps[3].adapter.gate_reason.startswith("skill: ")
     assert {step.source for step in steps} == {"sums"}
 
 
@@ -177,16 +151,6 @@ async def test_how_often_an_adapter_asks_is_left_to_the_dial(tmp_path: Path) -> 
     steps, _ = await learned(world)
     assert [step.adapter.gate for step in steps] == ["", "promoted", "", "promoted"]
     assert steps[3].adapter.gate_rate == 1.0
-
-
-async def test_a_rejection_names_a_question_that_was_lost(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=2, worse=[2])
-    await learned(world)
-    (judged,) = world.events(GateJudged)
-    (anchors,) = judged.anchors
-    assert anchors.after < anchors.before and anchors.example.strip()
-    (notice,) = world.events(Notice)
-    assert anchors.example in judged.reason and anchors.example in spoken(notice)
 
 
 async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:
@@ -232,8 +196,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
     expected, expected_line = await learned(calm)
     world = gated(tmp_path / "crashing", steps=8, worse=[4, 6])
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, times)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at(place, times))
     async with world.agent() as agent:
         assert agent.status().adapter_version == agent.components.state.lineage().serving
         await agent.learn()
@@ -245,8 +208,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
 
 async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
+    await world.learn(max_steps=3)
     async with world.agent() as agent:
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
@@ -272,21 +234,6 @@ async def test_a_gate_without_an_engine_of_its_own_for_learning_is_refused(tmp_p
     ungated._open_rollouts = None  # type: ignore[assignment, method-assign]
     async with ungated.agent() as agent:
         assert (await agent.learn(max_steps=1)).adapter_version == 1
-
-
-async def test_the_run_folders_table_has_the_gates_columns(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=4, worse=[4])
-    async with world.agent() as agent:
-        finished = await agent.learn()
-        with closing(RunFolder(tmp_path / "run", "")) as folder:
-            for event in world.events(GateJudged):
-                folder.emit(event)
-            folder.finish(agent.steps(), finished, agent.adapter.in_use())
-    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
-    assert [row["gate"] for row in rows] == ["", "promoted", "", "refused"]
-    assert [row["gate_after"] for row in rows] == ["", "1.0", "", "0.0"]
-    assert [row["serving_version"] for row in rows] == ["0", "2", "2", "2"]
-    assert (tmp_path / "run" / "events.jsonl").read_text().count('"kind": "gate_judged"') == 2
 
 
 async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_goes_on_from_it(tmp_path: Path) -> None:
@@ -327,12 +274,8 @@ async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_pa
         assert (await asked[0]).serving == 2
         steps = agent.steps()
         assert agent.status().adapter_version == 6
-    assert [(step.step, step.adapter.base_version, step.adapter.gate) for step in steps][2:] == [
-        (3, 2, ""),
-        (4, 3, ""),
-        (5, 2, ""),
-        (6, 5, "promoted"),
-    ]
+    assert [step.adapter.base_version for step in steps][2:] == [2, 3, 2, 5]
+    assert [step.adapter.gate for step in steps][2:] == ["", "", "", "promoted"]
     assert steps[3].adapter.serving_version == 2
 
 

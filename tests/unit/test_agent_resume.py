@@ -24,7 +24,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
-from edge.state.rows import Position, Report
+from edge.state.rows import Position, Report, Terms
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
@@ -46,11 +46,15 @@ def crash_at(place: str, times: int) -> Callable[[str], None]:
     return reached
 
 
+def unreachable(world: World) -> None:
+    """The coordinator of this world is away until its failures are cleared."""
+    for method in ("register", "open_step", "complete", "close_step", "get_budget"):
+        world.client.fail_next(method, CoordinatorUnavailable("nobody there"), times=1000)
+
+
 async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
     world = World(folder)
-    async with world.agent() as agent:
-        await agent.learn()
-        return world, [numbers(step) for step in agent.steps()]
+    return world, [numbers(step) for step in await world.learn()]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -61,12 +65,8 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
     calm, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "crashing")
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, times)) as agent:
-            await agent.learn()
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = [numbers(step) for step in agent.steps()]
-    assert steps == expected
+        await world.learn(failpoint=crash_at(place, times))
+    assert [numbers(step) for step in await world.learn()] == expected
     assert [(call.task, call.step, call.prompt_id) for call in world.client.calls] == [
         (call.task, call.step, call.prompt_id) for call in calm.client.calls
     ]
@@ -74,23 +74,10 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
     assert world.learners[-1].step == calm.learners[-1].step
 
 
-async def test_crashes_one_after_the_other_at_every_place_still_end_with_the_same_numbers(tmp_path: Path) -> None:
-    _, expected = await uninterrupted(tmp_path / "calm")
-    world = World(tmp_path / "crashing")
-    for place in PLACES:
-        with pytest.raises(Crash):
-            async with world.agent(crash_at(place, 1)) as agent:
-                await agent.learn()
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [numbers(step) for step in agent.steps()] == expected
-
-
 async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
-        async with world.agent(crash_at("checkpointed", 2)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at("checkpointed", 2))
     async with world.agent() as agent:
         assert (agent.status().steps_done, agent.status().adapter_version) == (2, 2)
     assert any("step 2 had been cut" in notice.text for notice in world.events(Notice))
@@ -132,7 +119,6 @@ async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_th
         assert agent.steps()[-1].adapter.base_version == 3
     [notice] = world.events(Notice)
     assert "step 3" in notice.text
-    assert "\n" not in notice.text
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 5
 
 
@@ -152,8 +138,7 @@ async def test_without_any_intact_checkpoint_the_bare_model_answers_and_learning
 async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(tmp_path: Path, place: str, part: str) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
-        async with world.agent(crash_at(place, 2)) as agent:
-            await agent.learn()
+        await world.learn(failpoint=crash_at(place, 2))
     damage(world.folder / "checkpoints" / "step-000002", part)
     async with world.agent() as agent:
         assert agent.status().adapter_version == 1
@@ -164,20 +149,15 @@ async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(t
 
 async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_price_and_reports_later(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
-    away = CoordinatorUnavailable("nobody there")
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        for method in ("register", "open_step", "complete", "close_step", "get_budget"):
-            world.client.fail_next(method, away, times=1000)
+        unreachable(world)
         await agent.learn(max_steps=2)
         offline = agent.steps()[2:]
         status = agent.status()
         assert [step.control.offline for step in offline] == [True, True]
-        assert (
-            {step.control.dual_before for step in offline}
-            == {step.control.dual_after for step in offline}
-            == {agent.steps()[1].control.dual_after}
-        )
+        prices = {price for step in offline for price in (step.control.dual_before, step.control.dual_after)}
+        assert prices == {agent.steps()[1].control.dual_after}
         assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
         assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
         assert all(step.cloud.cloud_calls == 0 for step in offline)
@@ -195,9 +175,7 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
 
 async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
-    away = CoordinatorUnavailable("nobody there")
-    for method in ("register", "open_step", "complete", "close_step"):
-        world.client.fail_next(method, away, times=1000)
+    unreachable(world)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         assert agent.status().online is False
@@ -222,9 +200,7 @@ async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Pat
         return closed
 
     world.client.close_step = close_step  # type: ignore[method-assign]
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [step.control.dual_before for step in steps] == [step.control.dual_before for step in expected]
     assert [step.control.offline for step in steps] == [False, True, False, False]
 
@@ -234,22 +210,16 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        from edge.state.rows import Terms
-
         state.note_terms(Terms("math", 0.3, 0.5, 0))
-    async with other.agent() as agent:
-        await agent.learn(max_steps=1)
-        [step] = agent.steps()
-    assert any("expects step 4, not 0" in notice.text for notice in other.events(Notice))
-    assert not step.control.offline
+    [step] = await other.learn(max_steps=1)
+    assert len(other.events(Notice)) == 1 and not step.control.offline
 
 
 async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_renumbered(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        for method in ("open_step", "complete", "close_step"):
-            world.client.fail_next(method, CoordinatorUnavailable("away"), times=1000)
+        unreachable(world)
         await agent.learn(max_steps=1)
     fresh = World(tmp_path / "other")
     world.client = fresh.client
@@ -275,13 +245,12 @@ async def test_a_task_that_the_device_may_not_work_on_is_answered_here_and_refus
     world.client.fail_next("register", foreign)
     world.client.fail_next("complete", foreign, times=100)
     async with world.agent() as agent:
-        assert [notice.text for notice in world.events(Notice)] == [f"{foreign}; its questions are answered here"]
-        assert agent.answerer is not None
+        assert len(world.events(Notice)) == 1
         for number in range(8):
             assert (await agent.answerer.answer(AnswerRequest((Message("user", item(number).question),)))).text
         with pytest.raises(PermissionDenied, match="may not work on task 'math'") as refused:
             await agent.learn(max_steps=1)
-        assert refused.value.hint == "its token names its tasks; set phases, or --tasks, to what it may work on"
+        assert "its token names its tasks" in refused.value.hint and "--tasks" in refused.value.hint
 
 
 async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> None:
@@ -291,8 +260,8 @@ async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> N
         for _ in range(2):  # both together, then the first one by itself
             world.client.fail_next("register", PermissionDenied("not this one", reason=reason))
         if reason is None:
-            async with world.agent() as agent:
-                assert agent.status() is not None and len(world.events(Notice)) == 1
+            async with world.agent():
+                assert len(world.events(Notice)) == 1
         else:
             with pytest.raises(PermissionDenied, match="not this one"):
                 async with world.agent():
@@ -329,12 +298,9 @@ async def test_with_the_cloud_switched_off_only_learning_starts_the_embedded_coo
 
 async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     world.phases = (PhaseConfig(source="other", steps=1), PhaseConfig(source="sums", steps=1))
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [(step.step, step.task, step.phase_step) for step in steps[2:]] == [(3, "code", 1), (4, "math", 1)]
 
 
@@ -369,7 +335,10 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         assert state.meta("a") == "b"
 
 
-def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_or_foreign_state_file_and_an_impossible_folder_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot create the state folder"):
+        StateFolder(tmp_path / "file" / "state")
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "agent.sqlite").write_bytes(b"this is no database " * 100)
@@ -386,19 +355,8 @@ def test_a_damaged_or_foreign_state_file_is_refused_in_one_line(tmp_path: Path) 
 def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
-        for table in (
-            "sent",
-            "dials",
-            "feedback",
-            "learning_spend",
-            "exams",
-            "item_uses",
-            "went_back",
-            "waits",
-            "calls_in_doubt",
-            "demonstrated",
-            "kept_answers",
-        ):
+        tables = "sent dials feedback learning_spend exams item_uses went_back waits calls_in_doubt demonstrated kept_answers"
+        for table in tables.split():
             state.database.execute(f"DROP TABLE {table}")
         for column in ("uncalled_units", "own_rate"):
             state.database.execute(f"ALTER TABLE outbox DROP COLUMN {column}")
@@ -437,17 +395,10 @@ def test_a_query_for_what_is_not_there_is_nothing_in_an_older_folder_alone(tmp_p
 async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP, skip_unanimous_calls=True)
     world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=1)
+    await world.learn(max_steps=1)
     with StateFolder(tmp_path / "state") as state:
         [(_, report)] = state.unreported()
     assert report.units == StepUnits(12, 12, 12)
-
-
-def test_a_state_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot create the state folder"):
-        StateFolder(tmp_path / "file" / "state")
 
 
 def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:
@@ -472,14 +423,3 @@ def test_checkpoints_are_ordered_by_their_number_also_beyond_six_digits(tmp_path
         (tmp_path / f"step-{step:06d}").mkdir()
     checkpoints.prune()
     assert [checkpoint.step for checkpoint in checkpoints.all()] == [1_000_000, 1_000_001]
-
-
-async def test_other_phases_before_the_first_step_are_no_change_and_after_it_they_are(tmp_path: Path) -> None:
-    told = []
-    for source, steps in (("sums", 0), ("other", 1), ("sums", 1)):
-        world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=3),))
-        async with world.agent() as agent:
-            if steps:
-                await agent.learn(max_steps=steps)
-        told.append([notice.text for notice in world.events(Notice) if "phases have changed" in notice.text])
-    assert [len(texts) for texts in told] == [0, 0, 1]

@@ -10,7 +10,7 @@ import pytest
 
 from edge.config.schema import PhaseConfig
 from edge.core.events import MemorySink
-from edge.learning.forgetting import Forgetting, RetentionWatch, forgetting_of, phase_spans
+from edge.learning.forgetting import Forgetting, RetentionWatch, forgetting_of
 from edge.state.events import HeldOutScored, StepFinished
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
@@ -52,13 +52,8 @@ async def test_a_run_that_goes_on_looks_only_at_what_it_has_not_seen(tmp_path: P
     assert keys == [(3, "other", 3), (5, "sums", 5), (5, "other", 5)]
     keys, _ = await watched_run(world, [*first, *second])
     assert keys == []
-
-
-async def test_results_of_another_run_are_not_taken_for_this_one(tmp_path: Path) -> None:
-    world = World(tmp_path / "state", phases=PHASES)
-    _, first = await watched_run(world, [])
-    keys, _ = await watched_run(World(tmp_path / "fresh", phases=PHASES), first)
-    assert len(keys) == 6
+    keys, _ = await watched_run(World(tmp_path / "fresh", phases=PHASES), [*first, *second])
+    assert len(keys) == 6, "results of another run are not taken for this one"
 
 
 async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: Path) -> None:
@@ -67,8 +62,7 @@ async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: P
         with StateFolder(world.folder) as state:
             state.set_meta("run_id", "0123456789abcdef")
     await watched_run(watched, [], every=1)
-    async with alone.agent() as agent:
-        await agent.learn()
+    await alone.learn()
     assert [numbers(event) for event in watched.events(StepFinished)] == [numbers(event) for event in alone.events(StepFinished)]
     assert watched.client.calls == alone.client.calls
 
@@ -85,15 +79,6 @@ async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_la
     assert (finished.reason, finished.steps_done) == ("stopped", 0)
     keys, _ = await watched_run(world, [])
     assert len(keys) == 6
-
-
-async def test_a_source_in_two_phases_is_looked_at_once_under_its_first_label(tmp_path: Path) -> None:
-    again = PhaseConfig(source="sums", steps=1, task="renamed")
-    async with World(tmp_path / "state", phases=(*PHASES, again)).agent() as agent:
-        assert [(one.source, one.task, len(one.items)) for one in agent.learning.held_out(3)] == [
-            ("sums", "math", 3),
-            ("other", "code", 3),
-        ]
 
 
 async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
@@ -132,8 +117,9 @@ def test_forgetting_compares_the_end_of_the_phase_with_the_last_look_after_the_s
     ]
 
 
-def test_a_source_that_is_learned_again_was_forgotten_until_then() -> None:
+def test_a_source_that_is_learned_again_was_forgotten_until_then_and_one_alone_forgets_nothing() -> None:
     looks = [look(2, "a", 0.8), look(4, "a", 0.4), look(6, "a", 0.9), look(4, "b", 0.5), look(6, "b", 0.3)]
+    assert forgetting_of(steps_of(("a", 2), ("a", 2)), looks) == forgetting_of([], looks) == []
     found = forgetting_of(steps_of(("a", 2), ("b", 2), ("a", 2)), looks)
     assert [(entry.source, entry.post_step, entry.forgetting_rate) for entry in found] == [
         ("a", 4, pytest.approx(0.5)),
@@ -148,20 +134,3 @@ def test_forgetting_is_unknown_without_a_later_look_and_undefined_from_nothing()
     [nothing] = forgetting_of(steps, [look(2, "a", 0.0), look(4, "a", 0.0)])
     assert (nothing.post_switch_acc, nothing.forgetting_rate) == (0.0, None)
     assert forgetting_of(steps, [look(4, "a", 0.8)]) == []
-
-
-def test_one_phase_or_two_of_the_same_source_forget_nothing() -> None:
-    looks = [look(2, "a", 0.8), look(4, "a", 0.4)]
-    assert forgetting_of(steps_of(("a", 4)), looks) == []
-    assert forgetting_of(steps_of(("a", 2), ("a", 2)), looks) == []
-    assert forgetting_of([], looks) == []
-
-
-def test_a_plan_that_begins_anew_begins_new_spans() -> None:
-    again = [replace(one, step=one.step + 4) for one in steps_of(("c", 2))]
-    spans = phase_spans([*steps_of(("a", 2), ("b", 2)), *again])
-    assert [(span.name, span.first, span.last) for span in spans] == [
-        ("phase 1: a", 1, 2),
-        ("phase 2: b", 3, 4),
-        ("phase 1: c", 5, 6),
-    ]

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from edge.config.schema import Mode
 from edge.core.errors import CoordinatorUnavailable
-from edge.core.types import Message, Sampling, SamplingWishes
-from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
+from edge.core.types import Sampling, SamplingWishes
+from edge.state.answer_record import AnswerDelta, AnswerRecord
 from tests.unit.agent_world import HELP, World
 
-QUESTION = (Message("user", "What is 4 + 1?"),)
 LONG = "<think>\nStep 1: 4 + 1. is 5\n</think>\n<answer>It is 5. Or maybe 6.</answer>"
 
 
 def asks_unless_suppressed(messages: object, sampling: Sampling, seed: int) -> str:
     return "<think>\nStep 1: hard\n</think>\n<answer>Five. \\boxed{5}</answer>" if sampling.suppress_help else HELP
-
-
-async def answered(world: World, wishes: SamplingWishes, mode: Mode | None = None) -> tuple[AnswerRecord, list[AnswerDelta]]:
-    async with world.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION, mode, wishes=wishes))) as deltas:
-        pieces = [delta async for delta in deltas]
-    record = pieces[-1].record
-    assert record is not None
-    assert "".join(piece.text for piece in pieces) == record.text
-    return record, pieces
 
 
 def told(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
@@ -40,22 +29,24 @@ def told(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "local-only"])
 async def test_a_stop_string_ends_the_answer_and_no_cloud_is_asked_for_that(tmp_path: Path, mode: Mode) -> None:
     world = World(tmp_path / "state", script=[LONG])
-    record, _ = await answered(world, SamplingWishes(stops=(".",)), mode)
+    record, _ = await world.ask(wishes=SamplingWishes(stops=(".",)), mode=mode)
     assert record.text == LONG.partition(". Or")[0]
     assert (record.source, record.finish, record.final) == ("local", "stop", "It is 5")
     assert record.cloud_tokens == 0
 
 
 async def test_a_stop_string_in_a_request_for_help_does_not_stop_the_request(tmp_path: Path) -> None:
-    record, pieces = await answered(World(tmp_path / "state", script=[HELP]), SamplingWishes(stops=("external",), top_logprobs=0))
+    record, pieces = await World(tmp_path / "state", script=[HELP]).ask(
+        wishes=SamplingWishes(stops=("external",), top_logprobs=0)
+    )
     assert record.source == "cloud"
     assert not any(piece.tokens for piece in pieces if piece.source == "cloud")
 
 
 async def test_every_character_of_a_local_answer_has_its_token(tmp_path: Path) -> None:
-    record, pieces = await answered(World(tmp_path / "state", script=[LONG]), SamplingWishes(top_logprobs=1))
+    record, pieces = await World(tmp_path / "state", script=[LONG]).ask(wishes=SamplingWishes(top_logprobs=1))
     assert told(pieces, record) == record.text == LONG
-    plain, bare = await answered(World(tmp_path / "other", script=[LONG]), SamplingWishes())
+    plain, bare = await World(tmp_path / "other", script=[LONG]).ask(wishes=SamplingWishes())
     assert plain.text == LONG
     assert not any(piece.tokens for piece in bare)
 
@@ -63,7 +54,7 @@ async def test_every_character_of_a_local_answer_has_its_token(tmp_path: Path) -
 async def test_after_a_cloud_that_failed_the_tokens_of_the_request_for_help_are_not_told(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_unless_suppressed)
     world.client.fail_next("stream_complete", CoordinatorUnavailable("away"))
-    record, pieces = await answered(world, SamplingWishes(top_logprobs=0))
+    record, pieces = await world.ask(wishes=SamplingWishes(top_logprobs=0))
     assert record.source == "local-fallback"
     assert "external" not in told(pieces, record)
     assert told(pieces, record).endswith("\\boxed{5}</answer>")

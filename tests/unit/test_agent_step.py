@@ -12,11 +12,9 @@ from edge.cloud.hints import LEAD
 from edge.config.schema import PhaseConfig
 from edge.core.errors import (
     BudgetExhausted,
-    CallInProgress,
     CoordinatorUnavailable,
     EdgeError,
     OutcomeUnknown,
-    RateLimited,
     UsageError,
 )
 from edge.core.types import Message
@@ -26,14 +24,17 @@ from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Batch, Rollout, step_units
 from edge.learning.step_event import cloud_use
 from edge.routing.policy import SelfOffload
-from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, fingerprint
-from edge.state.events import AdapterSwapped, Notice, PhaseStarted, RunFinished, StepFinished
+from edge.rpc.client import StepUnits, fingerprint
+from edge.state.events import AdapterSwapped, Notice, PhaseStarted, StepFinished
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
 from tests.unit.trained import training_groups
+
+CUT = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
+"""Longer than a response may be."""
 
 
 async def collected(world: World, client: ScriptedCoordinatorClient, texts: list[str], items: int = 1):
@@ -82,13 +83,29 @@ async def test_the_first_attempt_that_asks_goes_along_as_a_hint_where_that_is_wa
     assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold is for what is sent"
 
 
-async def test_a_group_in_which_nobody_validly_asks_makes_no_call(world: World) -> None:
-    await collected(world, world.client, [local_answer(1), BROKEN_HELP, "nothing"])
-    assert world.client.calls == []
+@pytest.mark.parametrize(
+    ("texts", "answer", "rewards", "costs", "calls"),
+    [
+        ([local_answer(1), BROKEN_HELP, "nothing"], local_answer(1), [1.0, -0.1, -0.1], [0, 0, 0], 0),
+        ([HELP, local_answer(1)], local_answer("wrong"), [0.0, 1.0], [1, 0], 1),
+        ([CUT, local_answer(1)], local_answer(1), [-0.1, 1.0], [0, 0], 0),
+    ],
+    ids=["nobody validly asks", "the cloud is wrong", "cut at its length"],
+)
+async def test_only_a_valid_request_is_called_for_and_only_a_right_answer_rewarded(
+    world: World, texts: list[str], answer: str, rewards: list[float], costs: list[int], calls: int
+) -> None:
+    client = ScriptedCoordinatorClient(lambda call: answer)
+    [group] = await collected(world, client, texts)
+    assert ([scored.reward for scored in group.responses], [scored.cost for scored in group.responses]) == (rewards, costs)
+    assert len(client.calls) == calls and not any(scored.masked for scored in group.responses)
 
 
-async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_demand(world: World) -> None:
+async def test_with_skip_only_a_group_in_which_all_ask_makes_no_call_and_counts_as_demand(world: World) -> None:
     world.skip_unanimous_calls = True
+    [divided] = await collected(world, world.client, [HELP, local_answer(1), HELP])
+    assert len(world.client.calls) == 1 and step_units([divided]) == StepUnits(3, 2, 0)
+    world.client.calls.clear()
     [group] = await collected(world, world.client, [HELP, HELP, HELP])
     assert world.client.calls == []
     assert [(scored.asked, scored.cost, scored.outcome.value, scored.judged) for scored in group.responses] == [
@@ -99,23 +116,11 @@ async def test_with_skip_a_group_in_which_all_ask_makes_no_call_and_counts_as_de
     assert [sample.advantage for sample in trained.samples] == [0.0] * 3
 
 
-async def test_with_skip_a_group_that_disagrees_is_called_for(world: World) -> None:
-    world.skip_unanimous_calls = True
-    [group] = await collected(world, world.client, [HELP, local_answer(1), HELP])
-    assert len(world.client.calls) == 1
-    assert step_units([group]) == StepUnits(3, 2, 0)
-
-
 async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no_price(tmp_path: Path) -> None:
     """Two responses a group: about one group in eleven asks as a whole."""
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=8),)
     worlds = [World(tmp_path / str(skip), phases=phases, group_size=2, skip_unanimous_calls=skip) for skip in (False, True)]
-    steps = []
-    for world in worlds:
-        async with world.agent() as agent:
-            await agent.learn()
-            steps.append(agent.steps())
-    made, skipped = steps
+    made, skipped = [await world.learn() for world in worlds]
     assert [(step.control.dual_after, step.control.assist_rate) for step in made] == [
         (step.control.dual_after, step.control.assist_rate) for step in skipped
     ]
@@ -124,18 +129,6 @@ async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no
     assert 0 < uncalled_groups == len(worlds[0].client.calls) - len(worlds[1].client.calls)
     assert sum(step.scores.uncalled for step in made) == 0
     assert not [notice for notice in worlds[1].events(Notice) if "coordinator" in notice.text]
-
-
-async def test_a_wrong_cloud_answer_is_reward_zero_cost_one(world: World) -> None:
-    client = ScriptedCoordinatorClient(lambda call: local_answer("wrong"))
-    [group] = await collected(world, client, [HELP, local_answer(1)])
-    assert [(scored.reward, scored.cost, scored.masked) for scored in group.responses] == [(0.0, 1, False), (1.0, 0, False)]
-
-
-async def test_a_response_cut_at_its_length_is_a_format_violation_and_asks_nothing(world: World) -> None:
-    long = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
-    [group] = await collected(world, world.client, [long, local_answer(1)])
-    assert (group.responses[0].reward, group.responses[0].cost, group.responses[0].asked) == (-0.1, 0, False)
 
 
 @pytest.mark.parametrize(
@@ -175,32 +168,6 @@ async def test_a_budget_refusal_is_reward_zero_cost_one_without_a_bill(world: Wo
     assert step_units([group]) == StepUnits(2, 1)
 
 
-async def test_a_rate_limit_is_waited_out(world: World) -> None:
-    world.client.fail_next("complete", RateLimited("slow down", retry_after_s=0.01))
-    [group] = await collected(world, world.client, [HELP, local_answer(1)])
-    assert group.responses[0].correct
-
-
-async def test_a_call_that_runs_elsewhere_is_recovered_and_not_paid_again(world: World) -> None:
-    world.client.lose_next_reply()
-    desk = GroupCalls(world.client, 1.0)
-    call = CloudCall("key", "math", -1, "p", 1, (Message("user", "What is 1 + 1?"),), 64)
-    assert (await desk.ask(call)).completion is None
-    world.client.fail_next("complete", CallInProgress("running", retry_after_s=0.01))
-    outcome = await desk.ask(call)
-    assert isinstance(outcome.completion, CloudCompletion)
-    assert len(world.client.calls) == 1
-
-
-async def test_advantages_use_the_price_of_the_whole_step(world: World) -> None:
-    [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), local_answer(3)])
-    [training] = training_groups(DaGrpo(), [group], 0.4)
-    shaped = [1.0 - 0.4, 1.0, 0.0, 0.0]
-    mean = sum(shaped) / 4
-    assert [sample.advantage for sample in training.samples] == pytest.approx([value - mean for value in shaped])
-    assert training.group_weight == pytest.approx(1 / 3)
-
-
 async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: World) -> None:
     """The first group asks while the second is still being sampled: in sequence the event below would never be set."""
     second_is_done, asked = asyncio.Event(), asyncio.Event()
@@ -220,7 +187,7 @@ async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: Wo
 
     client = Watching(lambda call: local_answer(1))
     await client.open_step("math", 0, 2, 2, 0.3)
-    settings = type(world.rollout_settings("r"))("r", 7, 2, 1.0, 64, "compact", "compact", 64)
+    settings = replace(world.rollout_settings("r"), group_size=2, prompt_form="compact")
     rollout = Rollout(Slow([HELP]), GroupCalls(client, 5.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     async with asyncio.timeout(10):
         groups = await rollout.collect(Batch(1, "math", 0, (item(0), item(1))))
@@ -248,8 +215,7 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
         assert step.scores.responses == 12
     assert sum(step.cloud.cloud_calls for step in steps) == len(world.client.calls) == steps[-1].cloud.total_cloud_calls
     assert steps[-1].cloud.total_spend_uusd == 100 * len(world.client.calls)
-    told = [numbers(event) for event in world.events(StepFinished)]
-    assert told == [numbers(step) for step in steps]
+    assert [numbers(event) for event in world.events(StepFinished)] == [numbers(step) for step in steps]
     assert [event.version for event in world.events(AdapterSwapped)] == [1, 2, 3, 4]
     assert adapter is not None
     assert (adapter.version, Path(adapter.folder).name) == (4, "adapter")
@@ -262,9 +228,7 @@ async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one
     phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
     world = World(tmp_path / "state", phases=phases, terms=terms)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [step.task for step in steps] == ["math"] * 2 + ["code"] * 2 + ["math"] * 2
     states: dict[str, DualState] = {}
     for step in steps:
@@ -283,9 +247,7 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
     terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: next(halves), terms=terms)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     [learner] = world.learners
     used = [[sample.advantage for group in update for sample in group.samples] for update in learner.updates]
     assert used == [
@@ -295,25 +257,14 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     assert len({step.control.dual_before for step in steps}) == 4
 
 
-async def test_a_run_of_refusals_is_told_once_in_one_plain_line(tmp_path: Path) -> None:
+async def test_a_run_of_refusals_is_told_once(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP)
     world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
     async with world.agent() as agent:
         await agent.learn()
         assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4
-    told = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
-    assert told == ["budget used up: device calls 12 of 12; answering and learning go on without the cloud"]
-
-
-async def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
-    runs = []
-    for name in ("a", "b"):
-        world = World(tmp_path / name)
-        async with world.agent() as agent:
-            await agent.learn()
-            runs.append([numbers(step) for step in agent.steps()])
-    assert runs[0] == runs[1]
-    assert len({step.scores.reward_mean for step in runs[0]}) > 1
+    [told] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
+    assert "device calls 12 of 12" in told
 
 
 async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
@@ -327,23 +278,13 @@ async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_pa
         return mixed_script(messages, sampling, seed)
 
     world = World(tmp_path / "s", phases=phases, script=script, group_size=2)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert [(step.task, step.control.target_rate, step.phase, step.phase_step) for step in steps] == [
         ("math", 0.1, 0, 1), ("math", 0.1, 0, 2), ("code", 0.5, 1, 1), ("code", 0.5, 1, 2), ("math", 0.7, 2, 1), ("math", 0.7, 2, 2),
     ]  # fmt: skip
     assert [event.phase for event in world.events(PhaseStarted)] == [0, 1, 2]
     firsts = seen[::2]
     assert firsts == [*range(7000, 7006), *range(7000, 7006), *range(7006, 7012)]
-
-
-async def test_max_steps_ends_a_call_and_the_next_call_goes_on(world: World) -> None:
-    async with world.agent() as agent:
-        first = await agent.learn(max_steps=3)
-        second = await agent.learn(max_steps=3)
-    assert (first.reason, first.steps_done, second.reason, second.steps_done) == ("max_steps", 3, "done", 4)
-    assert len(world.events(RunFinished)) == 2
 
 
 async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twice(tmp_path: Path) -> None:
@@ -361,9 +302,7 @@ async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twic
         await agent.learn()
         steps = agent.steps()
     calm = World(tmp_path / "calm")
-    async with calm.agent() as agent:
-        await agent.learn()
-        expected = agent.steps()
+    expected = await calm.learn()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert len(world.client.calls) == len(calm.client.calls) >= calls_before
 
@@ -379,7 +318,7 @@ class Refuses(ScriptedBackend):
         return await super().sample_group(messages, sampling, seeds)
 
 
-async def test_a_prompt_that_does_not_fit_is_left_out_and_said(world: World) -> None:
+async def test_a_prompt_that_does_not_fit_is_left_out_and_said_and_where_none_fits_the_run_ends(world: World) -> None:
     backend = Refuses(mixed_script)
     backend.refused = frozenset({7001})
 
@@ -390,19 +329,10 @@ async def test_a_prompt_that_does_not_fit_is_left_out_and_said(world: World) -> 
     async with world.agent() as agent:
         await agent.learn(1)
         [step] = agent.steps()
-    assert (step.scores.prompts, step.scores.responses) == (2, 8)
-    assert [e.text for e in world.events(Notice)] == ["1 prompts are left out: the prompt has 9999 tokens, the context 1024"]
-
-
-async def test_when_no_prompt_fits_the_run_ends_with_the_engines_own_words(world: World) -> None:
-    backend = Refuses(mixed_script)
-    backend.refused = frozenset({7000, 7001, 7002})
-
-    async def open_backend() -> ScriptedBackend:
-        return backend
-
-    world._open_backend = open_backend  # type: ignore[method-assign]
-    async with world.agent() as agent:
+        assert (step.scores.prompts, step.scores.responses) == (2, 8)
+        [notice] = world.events(Notice)
+        assert "9999 tokens" in notice.text
+        backend.refused = frozenset(range(7003, 7006))
         with pytest.raises(EdgeError, match="9999 tokens"):
             await agent.learn(1)
         assert agent.status().learning == "stopped"
@@ -421,9 +351,7 @@ async def test_learning_twice_at_once_is_refused(tmp_path: Path) -> None:
 async def test_a_hard_limit_is_never_exceeded_and_the_price_rises(tmp_path: Path) -> None:
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, calls_limit=2)
     world = World(tmp_path / "state", terms=terms, script=[HELP])
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     assert len(world.client.calls) == 2
     assert [step.scores.refused for step in steps] == [4, 12, 12, 12]
     assert steps[-1].control.dual_after > steps[0].control.dual_before

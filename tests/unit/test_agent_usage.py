@@ -36,14 +36,10 @@ def put_learning(state: StateFolder, number: int, at: float, spend_uusd: int, se
         database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, ?, ?, ?, 0)", values)
 
 
-def test_an_empty_folder_has_used_nothing(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        told = used_today(state.database, NOW)
-    assert (told.day, told.today, told.ever) == ("2027-01-15", Used(), Used())
-
-
 def test_today_begins_at_local_midnight_and_learning_is_counted_apart(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
+        empty = used_today(state.database, NOW)
+        assert (empty.day, empty.today, empty.ever) == ("2027-01-15", Used(), Used())
         put(state, 1, DAY_START - 1, call_state="completed", cloud_tokens=7, charged_uusd=50)
         put(state, 2, DAY_START, call_state="completed", cloud_tokens=5, charged_uusd=30)
         put(state, 3, NOW)

@@ -1,11 +1,10 @@
-"""What became of practice questions, by band: counted in a step, and compared over steps in the report."""
+"""What became of practice questions in a step, by band, and what asking gained."""
 
 from __future__ import annotations
 
 import pytest
 
 from edge.core.types import FinishReason, LocalResponse, TaskItem
-from edge.learning.activity import _bands
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.step_event import band_shares, help_gain
 from edge.state.events import BandShares
@@ -39,25 +38,7 @@ def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
     alone = group(item, scored(ASKED, True, 1.0), scored(ASKED, True, 1.0))
     assert help_gain([mixed, alone]) == pytest.approx(0.5)
     assert help_gain([alone]) is None
-
-
-def test_a_group_in_which_all_are_right_says_nothing_against_asking_and_one_in_which_all_are_wrong_does() -> None:
-    item = practice_item("arith", "train", 5, 0)
     right = group(item, scored(ASKED, True, 1.0), scored(KEPT, True, 1.0))
     wrong = group(item, scored(ASKED, False, 0.0), scored(KEPT, False, 0.0))
-    assert help_gain([right]) is None
+    assert help_gain([right]) is None, "all are right: nothing is said against asking"
     assert help_gain([right, wrong]) == 0.0
-
-
-def test_the_report_weighs_steps_by_their_responses() -> None:
-    def step(right: float, responses: int) -> dict[str, object]:
-        return {"source": "practice:arith", "bands": [vars_of("known", responses, right)]}
-
-    [row] = _bands([step(0.0, 10), step(0.5, 30), step(1.0, 10), step(1.0, 10)])
-    assert (row["band"], row["steps"], row["first"]["right"], row["last"]["right"]) == ("known", 2, 0.375, 1.0)
-    assert sum(row["first"].values()) == pytest.approx(1.0)
-    assert _bands([step(0.0, 10)]) == [], "one step cannot be compared"
-
-
-def vars_of(band: str, responses: int, right: float) -> dict[str, object]:
-    return {"band": band, "responses": responses, "right": right, "asked": 0.0, "wrong": 1.0 - right}

@@ -36,10 +36,6 @@ def test_the_fewest_rows_that_are_about_as_fast_as_the_fastest() -> None:
 def test_there_are_as_many_prompts_as_fill_the_rows_with_their_responses(rows: int, prompts: int) -> None:
     advice = batch_advice(SHAPE, LIMITS, SETTING, rows, 1 << 40)
     assert (advice.prompts, advice.group_size, advice.rows) == (prompts, 8, rows)
-
-
-def test_with_memory_to_spare_the_micro_batch_is_the_largest_and_nothing_is_computed_again() -> None:
-    advice = batch_advice(SHAPE, LIMITS, SETTING, 16, 1 << 40)
     assert (advice.micro_batch_tokens, advice.gradient_checkpointing, advice.fits) == (MICRO_BATCH_TOKENS[0], False, True)
 
 

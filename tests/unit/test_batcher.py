@@ -10,7 +10,7 @@ import pytest
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.core.worker import Priority
 from edge.inference.batcher import Batcher, Request
-from edge.inference.decisions import HelpTokens, ResponseFollower, first_decision, missing_tag_ends, opens_step
+from edge.inference.decisions import HelpTokens, ResponseFollower, first_decision, missing_tag_ends
 
 TEXTS = [
     "", "a", "b", " ", "\n", "<", "think", "</", "</think", ">", ">\n", "<answer>", "answer", "I", " I", "\nI", ">I", " need", "In",
@@ -139,12 +139,9 @@ def test_serving_joins_a_full_batch_at_the_next_slice() -> None:
         batcher.step()
     assert served.future.done()
     assert not rollouts.future.done()
-
-
-def test_rollouts_never_take_the_rows_kept_for_serving() -> None:
-    batcher, engine = planned(5, {1: ids("a") * 5}, rollout_rows=3)
-    run(batcher, request(1, 9))
-    assert max(engine.widths) == 3
+    engine.widths.clear()
+    run(batcher)
+    assert max(engine.widths) == 4, "rollouts never take the row that is kept for serving"
 
 
 def test_an_answer_comes_before_the_raw_texts_that_wait_and_has_a_row_beside_those_that_run() -> None:
@@ -320,11 +317,9 @@ def test_forced_tokens_are_scored_and_not_sampled() -> None:
     assert response.token_ids == tuple(ids("b", "", "a", "Step", " 3", ":"))
     total = np.log(np.exp(2.0) + len(TEXTS) - 1)
     assert response.logprobs[:3] == pytest.approx([-total, -total, 2.0 - total], abs=1e-6)
-
-
-def test_the_tokens_that_start_the_phrase_are_found_in_the_vocabulary() -> None:
-    starts = {key: {TEXTS[token] for token in tokens} for key, tokens in HelpTokens(TEXTS).starts.items()}
-    assert starts == {"": {"I", " I", "\nI", "I need external assistance.", " i"}, ">": {">I"}}
+    suppressed = Request([1], Sampling(suppress_help=True), [0], Priority.ROLLOUT, forced_ids=ids("</think>\n", "b"))
+    ((response,),) = run(planned(1, {1: ids("</think>\n", "I")}, favour=5.0)[0], suppressed)
+    assert np.isfinite(response.logprobs).all(), "also where help is suppressed"
 
 
 def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
@@ -341,24 +336,6 @@ def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
     assert seen > 100
 
 
-def test_opens_step_looks_at_line_starts_of_the_thinking_only() -> None:
-    assert opens_step("<think>\nStep 1: a\nStep 2: b", 2) == len("<think>\nStep 1: a\nStep 2:")
-    assert opens_step("Step 1: see Step 2: b", 2) is None
-    assert opens_step("<think>\nStep 1: a</think>\nStep 2: b", 2) is None
-
-
-def test_reading_a_text_waits_for_a_row_and_leaves_the_others_alone() -> None:
-    batcher, engine = planned(2, {1: [2, 3, 2], 5: [6, 7]})
-    reading = Request([5, 6, 7, 2], Sampling(top_logprobs=2), [0], Priority.SERVING, reads=True)
-    first, second, read = run(batcher, request(1, 2), request(1, 1), reading)
-    assert [response.token_ids for response in (*first, *second)] == [(2, 3, 2, EOS)] * 3
-    tokens = read[0].tokens
-    assert [(token.token_id, token.greedy) for token in tokens] == [(5, False), (6, True), (7, True), (2, False)]
-    assert tokens[3].top[0].piece == b"<|end|>"
-    assert tokens[3].logprob == pytest.approx(-50.0, abs=1e-4)
-    assert "prefill 1" in engine.calls
-
-
 def test_a_response_may_go_on_behind_the_end_of_a_text() -> None:
     batcher, _ = planned(1, {1: [2, EOS, 3]})
     ((response,),) = run(batcher, request(1, ignore_eos=True, max_tokens=4, top_logprobs=0))
@@ -367,31 +344,19 @@ def test_a_response_may_go_on_behind_the_end_of_a_text() -> None:
     assert response.finish is FinishReason.LENGTH
 
 
-def test_rollouts_keep_no_text_while_they_grow() -> None:
-    batcher, _ = planned(1, {1: [2, 3]})
-    group = request(1, 1)
-    batcher.add(group)
-    batcher.step()
-    assert batcher._active[0].detokenizer is None
-
-
-def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request() -> None:
-    batcher, _ = planned(2, {1: ids("a", "</think>\n", "b"), 2: ids("a", "</think>\n", "<answer>", "b")}, favour=20.0)
-    ((thought,), (answered,)) = run(
-        batcher, request(1, help_bias=40.0, temperature=0.0), request(2, help_bias=40.0, temperature=0.0)
-    )
-    assert (thought.text, thought.finish, thought.overridden) == (
-        "a</think>\nI need external assistance.",
-        FinishReason.EOS,
-        "to ask",
-    )
-    assert answered.text == "a</think>\nI need external assistance."
-
-
-def test_a_bias_inside_the_answer_closes_it_behind_the_request() -> None:
-    batcher, _ = planned(1, {1: ids("<answer>", "b")}, favour=20.0)
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (ids("a", "</think>\n", "b"), "a</think>\nI need external assistance."),
+        (ids("a", "</think>\n", "<answer>", "b"), "a</think>\nI need external assistance."),
+        (ids("<answer>", "b"), "<answer>I need external assistance.</answer>"),
+    ],
+    ids=["behind the thinking", "before the answer", "in the answer"],
+)
+def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request(plan: list[int], text: str) -> None:
+    batcher, _ = planned(1, {1: plan}, favour=20.0)
     ((response,),) = run(batcher, request(1, help_bias=40.0, temperature=0.0))
-    assert (response.text, response.overridden) == ("<answer>I need external assistance.</answer>", "to ask")
+    assert (response.text, response.finish, response.overridden) == (text, FinishReason.EOS, "to ask")
 
 
 def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
@@ -427,15 +392,3 @@ def test_a_model_that_does_not_wish_to_ask_is_not_led_to_an_answer(plan: list[in
     batcher, _ = planned(1, {1: plan}, favour=20.0)
     ((response,),) = run(batcher, request(1, temperature=0.0, suppress_help=True))
     assert response.text == "".join(TEXTS[token] for token in plan)
-
-
-def test_what_may_follow_each_tag_in_place_of_a_request_is_found_in_the_vocabulary() -> None:
-    found = HelpTokens([*TEXTS, "\\", " \\box", "\\boxed{7", "\\frac"]).instead
-    assert found == {"</think>": tuple(ids("<", "<answer>")), "<answer>": tuple(range(len(TEXTS), len(TEXTS) + 3))}
-
-
-def test_forced_tokens_are_scored_as_they_stand_where_help_is_suppressed() -> None:
-    batcher, _ = planned(1, {1: ids("</think>\n", "I")}, favour=5.0)
-    forced = Request([1], Sampling(suppress_help=True), [0], Priority.ROLLOUT, forced_ids=ids("</think>\n", "b"))
-    ((response,),) = run(batcher, forced)
-    assert np.isfinite(response.logprobs).all()

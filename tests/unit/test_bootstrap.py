@@ -22,15 +22,11 @@ ABSENT = ProgramsConfig(sandbox="bubblewrap" if sys.platform == "darwin" else "s
 """A sandbox that this platform cannot have."""
 
 
-def test_measuring_uses_the_configured_sandbox() -> None:
-    with pytest.raises(UsageError, match="sandbox"):
-        build_verifier(AgentConfig(programs=ABSENT)).is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
-
-
-def test_learning_uses_the_configured_sandbox(tmp_path: Path) -> None:
-    agent = build_agent(AgentConfig(state_folder=str(tmp_path), mode="local-only", programs=ABSENT), FanOutSink([]))
-    with pytest.raises(UsageError, match="sandbox"):
-        agent.components.verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
+def test_measuring_and_learning_use_the_configured_sandbox(tmp_path: Path) -> None:
+    config = AgentConfig(state_folder=str(tmp_path), mode="local-only", programs=ABSENT)
+    for verifier in (build_verifier(config), build_agent(config, FanOutSink([])).components.verifier):
+        with pytest.raises(UsageError, match="sandbox"):
+            verifier.is_correct(PROGRAM, "```python\ndef f():\n    return 1\n```")
 
 
 @pytest.mark.parametrize("key", ["api_key_env=NOT_SET_HERE", "api_key=env:NOT_SET_HERE"])

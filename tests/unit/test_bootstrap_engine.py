@@ -10,95 +10,66 @@ import pytest
 from edge import app
 from edge.app import engines
 from edge.cli import doctor
-from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
 from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import UsageError
+from edge.core.types import Message, PromptGroup, Sampling, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.testing.learner import ScriptedLearner
+from edge.training.learner import Learner
 
 FILE = Path("model.gguf")
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    def make(*, apple: bool, mlx: bool) -> None:
+    def make(*, apple: bool, missing: str = "") -> None:
         monkeypatch.setattr(engines, "apple_silicon", lambda: apple)
-        monkeypatch.setattr(engines, "installed", lambda engine: mlx or engine.name != "mlx")
+        monkeypatch.setattr(engines, "installed", lambda engine: engine.name != missing)
 
     return make
 
 
-def config(backend: str, **model: str) -> AgentConfig:
-    return AgentConfig(engine=EngineConfig(backend=backend), model=ModelConfig(**model))  # type: ignore[arg-type]
+def config(backend: str) -> AgentConfig:
+    return AgentConfig(engine=EngineConfig(backend=backend))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("apple", "mlx", "chosen"), [(True, True, "mlx"), (True, False, "llamacpp"), (False, True, "llamacpp")])
-def test_auto_is_mlx_on_apple_silicon_where_it_is_installed(machine, apple: bool, mlx: bool, chosen: str) -> None:
-    machine(apple=apple, mlx=mlx)
-    assert AgentConfig().engine.backend == "auto"
-    assert app.choose_engine(AgentConfig(), FILE).name == chosen
+@pytest.mark.parametrize(
+    ("apple", "missing", "backend", "folder", "chosen"),
+    [
+        (True, "", "auto", False, "mlx"),
+        (True, "mlx", "auto", False, "llamacpp"),
+        (False, "", "auto", False, "llamacpp"),
+        (False, "", "auto", True, "mlx"),  # the one that reads folders
+        (True, "", "llamacpp", False, "llamacpp"),
+        (False, "", "mlx", False, "mlx"),
+        (False, "", "onnx", False, "onnx"),
+    ],
+)
+def test_what_is_asked_for_is_taken_and_auto_is_mlx_on_apple_silicon_where_it_is_installed(
+    machine, apple: bool, missing: str, backend: str, folder: bool, chosen: str, tmp_path: Path
+) -> None:
+    machine(apple=apple, missing=missing)
+    assert app.choose_engine(config(backend), tmp_path if folder else FILE).name == chosen
 
 
-def test_what_is_asked_for_is_taken(machine) -> None:
-    machine(apple=True, mlx=True)
-    assert app.choose_engine(config("llamacpp"), FILE).name == "llamacpp"
-    machine(apple=False, mlx=True)
-    assert app.choose_engine(config("mlx"), FILE).name == "mlx"
-
-
-def test_a_folder_is_for_mlx_alone(machine, tmp_path: Path) -> None:
-    machine(apple=False, mlx=True)
-    assert app.choose_engine(config("auto"), tmp_path).name == "mlx"
-    with pytest.raises(UsageError, match="GGUF"):
-        app.choose_engine(config("llamacpp"), tmp_path)
-
-
-def test_mlx_that_is_missing_is_said_in_one_line_with_what_to_do(machine, tmp_path: Path) -> None:
-    machine(apple=True, mlx=False)
-    for chosen, path in (("mlx", FILE), ("auto", tmp_path)):
-        with pytest.raises(UsageError, match="MLX is not installed") as caught:
-            app.choose_engine(config(chosen), path)
-        assert "\n" not in str(caught.value)
-        assert ".[mlx]" in caught.value.hint
-
-
-def test_onnx_is_taken_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert app.choose_engine(AgentConfig(), FILE).name != "onnx"
-    monkeypatch.setattr(engines, "installed", lambda _engine: True)
-    assert app.choose_engine(config("onnx"), FILE).name == "onnx"
-    with pytest.raises(UsageError, match="GGUF"):
-        app.choose_engine(config("onnx"), tmp_path)
-    monkeypatch.setattr(engines, "installed", lambda engine: engine.name != "onnx")
-    with pytest.raises(UsageError, match="ONNX is not installed") as caught:
-        app.choose_engine(config("onnx"), FILE)
-    assert ".[onnx]" in caught.value.hint
-
-
-def test_a_device_profile_chooses_the_providers_and_the_doctor_says_what_became_of_them(tmp_path: Path) -> None:
-    profile = tmp_path / "board.yaml"
-    profile.write_text("engine:\n  backend: onnx\n  onnx_providers: [TensorRT, CUDA]\n")
-    chosen = Settings(sets=[f"device_profile={profile}"]).config()
-    assert chosen.engine.onnx_providers == ("TensorRT", "CUDA")
-    if app.installed(ENGINES["onnx"]):
-        finding = doctor.check_engine(chosen)
-        import onnxruntime
-
-        missing = [
-            name for name in ("TensorRT", "CUDA") if f"{name}ExecutionProvider" not in onnxruntime.get_available_providers()
-        ]
-        assert (finding.state, all(name in finding.text for name in missing)) == ("warn" if missing else "ok", True)
-        assert "CPU" in finding.text
-    mine = Settings(sets=[f"device_profile={profile}", "engine.onnx_providers=[CPU]"]).config()
-    assert mine.engine.onnx_providers == ("CPU",)
-
-
-def test_an_onnx_runtime_that_cannot_be_loaded_fails_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "installed", lambda _engine: True)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
-    finding = doctor.check_engine(config("onnx"))
-    assert (finding.state, "cannot be loaded" in finding.text) == ("fail", True)
-    assert ".[onnx]" in finding.hint
+@pytest.mark.parametrize(
+    ("missing", "backend", "folder", "told", "hint"),
+    [
+        ("", "llamacpp", True, "GGUF", ""),
+        ("", "onnx", True, "GGUF", ""),
+        ("mlx", "mlx", False, "MLX is not installed", ".[mlx]"),
+        ("mlx", "auto", True, "MLX is not installed", ".[mlx]"),
+        ("onnx", "onnx", False, "ONNX is not installed", ".[onnx]"),
+    ],
+)
+def test_an_engine_that_cannot_serve_is_refused_with_what_to_do(
+    machine, missing: str, backend: str, folder: bool, told: str, hint: str, tmp_path: Path
+) -> None:
+    machine(apple=True, missing=missing)
+    with pytest.raises(UsageError, match=told) as caught:
+        app.choose_engine(config(backend), tmp_path if folder else FILE)
+    assert hint in (caught.value.hint or "")
 
 
 ABACUS = EngineInfo(
@@ -146,37 +117,46 @@ async def _nothing_to_probe(*_: object) -> None:
     return None
 
 
-def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"engine\.backend"):
-        Settings(sets=["engine.backend=abacus"]).config()
-
-
 @pytest.mark.parametrize(
-    ("apple", "mlx", "backend", "state", "said"),
+    ("apple", "missing", "backend", "state", "said"),
     [
-        (True, True, "auto", "ok", "MLX serves"),
-        (True, False, "auto", "warn", "MLX is not installed"),
-        (False, False, "auto", "ok", "llama.cpp serves"),
-        (False, False, "mlx", "fail", "MLX is not installed"),
-        (False, True, "mlx", "ok", "MLX serves"),
+        (True, "", "auto", "ok", "MLX"),
+        (True, "mlx", "auto", "warn", "MLX"),
+        (False, "mlx", "auto", "ok", "llama.cpp"),
+        (False, "mlx", "mlx", "fail", "MLX"),
     ],
 )
-def test_the_doctor_says_which_engine(machine, apple: bool, mlx: bool, backend: str, state: str, said: str) -> None:
-    machine(apple=apple, mlx=mlx)
+def test_the_doctor_says_which_engine(machine, apple: bool, missing: str, backend: str, state: str, said: str) -> None:
+    machine(apple=apple, missing=missing)
     finding = doctor.check_engine(config(backend))
-    assert (finding.name, finding.state) == ("engine", state)
-    assert said in finding.text
+    assert (finding.state, said in finding.text) == (state, True)
     assert (state == "ok") != (".[mlx]" in finding.hint)
 
 
-def test_the_doctor_leaves_a_missing_model_to_the_next_check() -> None:
-    assert doctor.check_engine(config("auto", path="/no/such.gguf")).state == "warn"
+def test_the_doctor_fails_an_onnx_runtime_that_cannot_be_loaded(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(apple=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
+    finding = doctor.check_engine(config("onnx"))
+    assert (finding.state, ".[onnx]" in finding.hint) == ("fail", True)
+
+
+ASKED = [Message("user", "What is 2 + 3?")], Sampling(max_tokens=4), [1, 2]
+
+
+async def update_gap(learner: Learner, group: PromptGroup) -> float:
+    """An update with two responses of a group; returns how far the learner's log-probabilities are from the sampler's."""
+    samples = [
+        TrainingSample(response.token_ids, response.logprobs, advantage)
+        for response, advantage in zip(group.responses, (0.5, -0.5), strict=True)
+    ]
+    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
+    assert report.skipped == ""
+    return report.mean_abs_logprob_diff
 
 
 async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) -> None:
     if not app.installed(ENGINES["mlx"]):
         pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
-    from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.mlx_backend import MlxBackend
     from edge.training.mlx_learner import MlxLearner
 
@@ -189,14 +169,9 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
     assert isinstance(learner, MlxLearner)
     served, trained = backend._engine._decoder, learner._decoder  # type: ignore[attr-defined]
     assert served.module.model.layers[0].mlp.up_proj.weight is trained.module.model.layers[0].mlp.up_proj.base.weight
-    group = await backend.sample_group([Message("user", "What is 2 + 3?")], Sampling(max_tokens=4), [1, 2])
-    samples = [
-        TrainingSample(response.token_ids, response.logprobs, advantage)
-        for response, advantage in zip(group.responses, (0.5, -0.5), strict=True)
-    ]
-    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
-    assert report.skipped == ""
-    assert report.mean_abs_logprob_diff < 1e-4  # the sampler's log-probabilities are the trainer's own
+    assert (
+        await update_gap(learner, await backend.sample_group(*ASKED)) < 1e-4
+    )  # the sampler's log-probabilities are the trainer's
     adapter = await learner.export(tmp_path / "v1", 1)
     assert (tmp_path / "v1" / "adapter.gguf").stat().st_size > 0
     await backend.swap_adapter(adapter)
@@ -208,7 +183,6 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
 async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_session(tmp_path: Path) -> None:
     if not app.installed(ENGINES["onnx"]):
         pytest.skip("ONNX Runtime is not installed")
-    from edge.core.types import Message, Sampling, TrainingGroup, TrainingSample
     from edge.inference.onnx_backend import OnnxBackend
     from edge.training.torch_learner import TorchLearner
 
@@ -226,21 +200,14 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_se
     assert isinstance(rollouts, OnnxBackend)
     assert isinstance(learner, TorchLearner)
     assert rollouts._model.graph is backend._model.graph
-    asked = [Message("user", "What is 2 + 3?")], Sampling(max_tokens=4), [1, 2]
-    group = await rollouts.sample_group(*asked)
-    assert await backend.sample_group(*asked) == group
-    samples = [
-        TrainingSample(response.token_ids, response.logprobs, advantage)
-        for response, advantage in zip(group.responses, (0.5, -0.5), strict=True)
-    ]
-    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
-    assert report.skipped == ""
-    assert report.mean_abs_logprob_diff < 1e-3  # the same float32 weights on both sides
+    group = await rollouts.sample_group(*ASKED)
+    assert await backend.sample_group(*ASKED) == group
+    assert await update_gap(learner, group) < 1e-3  # the same float32 weights on both sides
     await rollouts.swap_adapter(await learner.export(tmp_path / "v1", 1))
     assert (backend.adapter_version, rollouts.adapter_version) == (0, 1)
-    assert await backend.sample_group(*asked) == group
+    assert await backend.sample_group(*ASKED) == group
     await rollouts.aclose()
-    assert await backend.sample_group(*asked) == group
+    assert await backend.sample_group(*ASKED) == group
     await backend.aclose()
     again = await app.open_backend(chosen, path, worker, weights)
     assert [file.stat().st_mtime_ns for file in (state / "onnx").iterdir()] == [made]

@@ -32,32 +32,14 @@ def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with
     both = overview(task("math", 50, 60, used=47), task("code", 50, 60, used=3)).to_json()
     assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
-    lines = budget_lines(both)
-    assert lines[:7] == [
-        "target   the model decides", "",
-        "device   this device in all", "calls    50 of 60", "tokens   90 (unlimited)", "spend    0.0015 USD (unlimited)", "state    ok",
-    ]  # fmt: skip
-    assert [line for line in lines if "50 of" in line] == ["calls    50 of 60"]
-    assert lines[lines.index("task     code") + 1] == "used     3 calls, 30 tokens, 0.0003 USD by this task alone"
-    assert sum(line.startswith("state") for line in lines) == 1
+    assert [line for line in budget_lines(both) if "50 of" in line] == ["calls    50 of 60"]
 
 
 def test_a_tasks_own_limit_stands_with_the_task() -> None:
     own = overview(task("math", 12, 20), task("code", 3, 5)).to_json()
-    assert set(own["device"]) == {
-        "tokens",
-        "tokens_limit",
-        "tokens_left",
-        "tokens_period",
-        "spend_uusd",
-        "spend_limit_uusd",
-        "spend_left_uusd",
-        "spend_period",
-        "as_of",
-    }
+    assert "calls_limit" not in own["device"] and own["device"]["tokens"] == 90
     lines = budget_lines(own)
-    assert lines[lines.index("task     math") + 1] == "calls    12 of 20"
-    assert lines[lines.index("task     code") + 1] == "calls    3 of 5"
+    assert [lines[lines.index(f"task     {name}") + 1] for name in ("math", "code")] == ["calls    12 of 20", "calls    3 of 5"]
 
 
 def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) -> None:
@@ -74,31 +56,20 @@ def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) ->
 NOON = 1_790_000_000.0  # 2026-09-21
 
 
-@pytest.mark.parametrize(
-    ("reported", "configured", "set_here", "calls"),
-    [
-        (None, BudgetLimits(20, period="month"), None, (3, 20, "month")),
-        (None, BudgetLimits(), None, None),
-        ((12, 20, "total", NOON), BudgetLimits(20), None, (12, 20, "total")),
-        ((12, 20, "month", NOON - 40 * 86_400.0), BudgetLimits(20, period="month"), None, (3, 20, "month")),
-        ((12, 20, "total", NOON), BudgetLimits(), None, (12, 20, "total")),  # of another configuration
-        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50, "period": "day"}, (0, 50, "day")),
-        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50}, (12, 50, "total")),
-        ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": None}, (5, None, "")),
-        ((12, 20, "month", NOON), None, None, (12, 20, "month")),  # of another coordinator
-    ],
-    ids=[
-        "never reported",
-        "no limit",
-        "as reported",
-        "a new month",
-        "left out here",
-        "a new period",
-        "set at rest",
-        "taken off",
-        "elsewhere",
-    ],
-)
+AT_REST = {
+    "never reported": (None, BudgetLimits(20, period="month"), None, (3, 20, "month")),
+    "no limit": (None, BudgetLimits(), None, None),
+    "as reported": ((12, 20, "total", NOON), BudgetLimits(20), None, (12, 20, "total")),
+    "a new month": ((12, 20, "month", NOON - 40 * 86_400.0), BudgetLimits(20, period="month"), None, (3, 20, "month")),
+    "of another configuration": ((12, 20, "total", NOON), BudgetLimits(), None, (12, 20, "total")),
+    "a new period": ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50, "period": "day"}, (0, 50, "day")),
+    "set at rest": ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": 50}, (12, 50, "total")),
+    "taken off": ((12, 20, "total", NOON), BudgetLimits(), {"calls_limit": None}, (5, None, "")),
+    "of another coordinator": ((12, 20, "month", NOON), None, None, (12, 20, "month")),
+}
+
+
+@pytest.mark.parametrize(("reported", "configured", "set_here", "calls"), AT_REST.values(), ids=AT_REST)
 def test_at_rest_a_limit_holds_as_for_the_next_agent(
     tmp_path: Path, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
 ) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
-from edge.cli.budget import chat_budget_lines
-from edge.cli.chat import COMMANDS, help_lines, understood
+from edge.cli.chat import understood
 from edge.cli.prompt import HISTORY_FILE, KEPT_ENTRIES, MOST_HISTORY_BYTES, open_history
 from edge.core.errors import UsageError
 
@@ -34,11 +33,6 @@ def test_a_line_means_a_question_or_a_command(line: str, said: tuple[str, str]) 
 def test_a_command_that_is_none_or_lacks_its_question_is_wrong_usage(line: str) -> None:
     with pytest.raises(UsageError):
         understood(line)
-
-
-def test_the_help_tells_every_command() -> None:
-    lines = help_lines()
-    assert all(any(line.startswith(name) for line in lines) for name in COMMANDS)
 
 
 def test_the_history_is_the_owners_alone_even_where_it_was_not(tmp_path: Path) -> None:
@@ -66,18 +60,8 @@ def test_odd_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
 
 def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(open_history(tmp_path / "none", stored=True), InMemoryHistory)
-    assert "will not be remembered" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "elsewhere").touch()
     (tmp_path / HISTORY_FILE).symlink_to(tmp_path / "elsewhere")  # a link would lead the questions out of the state folder
     assert isinstance(open_history(tmp_path, stored=True), InMemoryHistory)
     assert not list(open_history(tmp_path, stored=False).load_history_strings())
-
-
-def test_the_budget_is_one_line_also_where_nobody_can_tell_it() -> None:
-    budget = {"dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": None, "tokens": 9, "tokens_limit": 10}
-    known = {**budget, "spend_uusd": 0, "spend_limit_uusd": None}
-    shared = {"dial": None, "switched_off": "", "target": "5.00 USD a month", "cloud_name": ""}
-    target, line = chat_budget_lines({"budget": known, **shared})
-    assert target == "target: 5.00 USD a month"
-    assert "\n" not in line and "calls 7 (unlimited)" in line and "tokens 9 of 10" in line
-    assert "cannot be reached" in chat_budget_lines({"budget": None, **shared})[1]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import completion, main
+from edge.cli import completion
 from edge.cli.completion import MODES, SHELLS
 from edge.config.schema import AgentConfig
 from edge.models.catalogue import MODELS_FOLDER
+from tests.unit.conftest import EdgeAgent
 from tests.unit.test_imports_stay_light import loaded_by
 
 
@@ -46,39 +47,28 @@ def test_the_modes_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_gets_lines_that_it_can_read(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_each_shell_gets_lines_that_it_can_read(shell: str, edge_agent: EdgeAgent) -> None:
+    script = edge_agent("completion", shell).out
     assert "edge-agent" in script and f"complete_{shell}" in script
     if shutil.which(shell):
         assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, check=False).returncode == 0
 
 
-def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     if not shutil.which("bash"):
         pytest.skip("bash is not installed")
-    main(["completion", "bash"])
+    script = edge_agent("completion", "bash").out
     program = tmp_path / "edge-agent"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge.cli "$@"\n')
     program.chmod(0o755)
     ask = 'COMP_WORDS=(edge-agent ask --mo); COMP_CWORD=2; _edge_agent_completion edge-agent; echo "${COMPREPLY[@]}"'
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    result = subprocess.run(
-        ["bash", "-c", capsys.readouterr().out + ask], env=environment, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run(["bash", "-c", script + ask], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["--model", "--mode"]
 
 
-def test_the_option_of_the_parser_shows_them_too() -> None:
-    """It looks for the shell that has started it."""
-    shell = ["bash", "-c", f"{sys.executable} -m edge.cli --show-completion; exit $?"]
-    result = subprocess.run(shell, capture_output=True, text=True, check=True)
-    assert "_EDGE_AGENT_COMPLETE=complete_bash" in result.stdout
-
-
-def test_an_unknown_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "tcsh"]) == 2
-    assert capsys.readouterr().err == "error: tcsh: no completion for this shell; there is one for bash, zsh, fish\n"
+def test_an_unknown_shell_is_wrong_usage(edge_agent: EdgeAgent) -> None:
+    edge_agent("completion", "tcsh").refused(2, "bash, zsh, fish")
 
 
 def test_completing_loads_nothing_heavy() -> None:

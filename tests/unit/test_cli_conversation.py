@@ -76,43 +76,6 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
 
 
-async def test_why_and_budget_are_about_the_last_answer_and_the_agent(setting: Setting, capsys: Capture) -> None:
-    await setting.conversation.take("/why")
-    await setting.conversation.take("What is 1 + 1?")
-    await setting.conversation.take("/why")
-    await setting.conversation.take("/budget")
-    nothing, answer, record, budget = told(capsys)
-    assert nothing["error"] == "there is no answer yet"
-    assert (record["id"], record["final"]) == (answer["id"], "2")
-    assert budget["budget"]["target_rate"] == 0.3
-    assert (budget["dial"]["target_rate"], budget["dial"]["questions"]) == (None, 1) and budget["switched_off"] == ""
-
-
-async def test_the_budget_in_a_conversation_tells_the_dial_and_what_came_of_it(setting: Setting, capsys: Capture) -> None:
-    setting.agent.budgets.set_dial(0.25)
-    conversation = Conversation(own_reader(setting.agent), None, setting.interrupts, as_json=False, lenient=True)
-    await conversation.take("/budget")
-    assert "dial: 25 % of questions may ask; none was asked since it was set" in capsys.readouterr().err
-    await conversation.take("What is 1 + 1?")
-    setting.agent.budgets.pause_cloud(True)
-    await conversation.take("/budget")
-    told_now = capsys.readouterr().err
-    assert "dial: 25 % of questions may ask; 0.0 % of the last 1 asked" in told_now and "\ncloud off: " in told_now
-
-
-async def test_verdicts_are_kept_by_the_agent_with_the_last_one_counting(setting: Setting, capsys: Capture) -> None:
-    for line in ("/good", "What is 1 + 1?", "/good", "What is 2 + 1?", "/bad it is 4"):
-        await setting.conversation.take(line)
-    nothing, first, good, second, bad = told(capsys)
-    assert nothing["error"] == "there is no answer yet"
-    assert good == {"id": first["id"], "verdict": "good", "correction": None}
-    assert bad == {"id": second["id"], "verdict": "bad", "correction": "it is 4"}
-    await setting.conversation.take(f"/bad {first['id']}")
-    assert [setting.agent.records.feedback.of(one["id"]).verdict for one in (first, second)] == ["bad", "bad"]
-    await setting.conversation.take("/good nosuchanswer")
-    assert "no answer with id nosuchanswer" in told(capsys)[-1]["error"]
-
-
 async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
     own, lengths = own_reader(setting.agent), list[int]()
 

@@ -14,6 +14,8 @@ from edge.cli import doctor, main
 from edge.cli.doctor import llama_fault
 from edge.cli.settings import Settings
 from edge.core.install import install_extra
+from edge.models.catalogue import find_model
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +30,8 @@ def findings(tmp_path: Path, **options: str | Path) -> dict[str, doctor.Finding]
     return {finding.name: finding for finding in found}
 
 
-def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--state", str(tmp_path), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    report = edge_agent("doctor", "--state", str(tmp_path), "--json").json
     assert report["ok"] is True
     names = [check["name"] for check in report["checks"]]
     assert names[0] == "python"
@@ -40,15 +41,8 @@ def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, capsys: p
 def test_missing_packages_are_named_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("llama_cpp", "torch") else object())
     agent, train = doctor.check_extra("agent"), doctor.check_extra("train")
-    assert (agent.state, agent.text, agent.hint) == ("fail", "missing: llama_cpp", install_extra("agent"))
+    assert (agent.state, "llama_cpp" in agent.text, agent.hint) == ("fail", True, install_extra("agent"))
     assert (train.state, train.hint) == ("warn", install_extra("train"))
-
-
-def test_a_missing_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    found = findings(tmp_path, model="/no/such.gguf")
-    assert found["model"].state == "fail"
-    assert "/no/such.gguf" in found["model"].text
 
 
 CRASHES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)"
@@ -65,15 +59,8 @@ def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path,
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", pytest.fail)
     monkeypatch.setattr(doctor, "_loaded", pytest.fail)
     decoding = findings(tmp_path)["decoding"]
-    assert (decoding.state, decoding.text) == ("fail", "llama.cpp crashes on this processor (SIGSEGV)")
-    assert 'CMAKE_ARGS="-DCMAKE_C_FLAGS=-U__AMX_INT8__ ' in decoding.hint
-    assert decoding.hint.endswith('if it crashes still, the same with CMAKE_ARGS="-DGGML_NATIVE=OFF"')
-
-
-def test_a_bad_configuration_fails_and_ends_the_checks_that_need_it(tmp_path: Path) -> None:
-    found = findings(tmp_path, mode="sideways")
-    assert found["configuration"].state == "fail"
-    assert "coordinator" not in found
+    assert (decoding.state, "SIGSEGV" in decoding.text) == ("fail", True)
+    assert 'CMAKE_ARGS="-DCMAKE_C_FLAGS=-U__AMX_INT8__ ' in decoding.hint and 'CMAKE_ARGS="-DGGML_NATIVE=OFF"' in decoding.hint
 
 
 def test_an_unreachable_coordinator_is_a_warning_because_the_agent_answers_locally(tmp_path: Path) -> None:
@@ -81,13 +68,17 @@ def test_an_unreachable_coordinator_is_a_warning_because_the_agent_answers_local
     assert (found.state, "locally" in found.hint) == ("warn", True)
 
 
-def test_an_address_that_cannot_be_read_fails(tmp_path: Path) -> None:
-    assert findings(tmp_path, coordinator="nowhere")["coordinator"].state == "fail"
-
-
-def test_the_exit_code_is_1_with_any_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--state", str(tmp_path), "--coordinator", "nowhere"]) == 1
-    assert "fail  coordinator" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("option", "value", "finding"),
+    [("--coordinator", "nowhere", "coordinator"), ("--model", "/no/such.gguf", "model")],
+)
+def test_what_run_would_refuse_fails_and_is_exit_code_1(
+    option: str, value: str, finding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_loaded", lambda path: str(find_model(path)))
+    assert main(["doctor", "--state", str(tmp_path), option, value, "--json"]) == 1
+    states = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert states[finding] == "fail"
 
 
 def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:

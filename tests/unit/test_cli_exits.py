@@ -15,6 +15,7 @@ from edge.cli.allocator import SETTINGS, wants_tuning
 from edge.cli.exits import ending
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
+from tests.unit.conftest import EdgeAgent, Ended
 
 COMMANDS = (
     ["run"],
@@ -44,14 +45,6 @@ HEAVY = (
 )
 
 
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    return err.strip()
-
-
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import json, sys\nfrom edge.cli import main\n"
@@ -63,51 +56,34 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "code", "part"),
     [
-        (["lern"], "No such command 'lern'"),
-        (["run", "--nope"], "No such option: --nope"),
-        (["learn", "--steps", "many"], "--steps"),
-        (["learn", "--steps", "0"], "--steps"),
-        (["learn", "--target-rate", "1.5"], "--target-rate"),
-        (["run", "--target-rate", "-0.1"], "--target-rate"),
-        (["run", "--target-rate", "nan"], "--target-rate"),
-        (["run", "--set", "nonsense"], "nonsense"),
-        (["run", "--mode", "sideways"], "--mode"),
-        (["run", "--no-learn", "--no-serve"], "nothing to do"),
-        (["run", "--config", "/no/such.yaml"], "/no/such.yaml"),
-        (["ask", "  "], "the question is empty"),
-        (["eval", "--run", "/no/such/run"], "not a run folder"),
-        (["eval", "--adapter", "/no/such/adapter"], "no such adapter folder"),
+        (["lern"], 2, "'lern'"),
+        (["run", "--nope"], 2, "--nope"),
+        (["learn", "--steps", "many"], 2, "--steps"),
+        (["learn", "--steps", "0"], 2, "--steps"),
+        (["learn", "--target-rate", "1.5"], 2, "--target-rate"),
+        (["run", "--target-rate", "nan"], 2, "--target-rate"),
+        (["run", "--set", "nonsense"], 2, "nonsense"),
+        (["run", "--mode", "sideways"], 2, "--mode"),
+        (["run", "--no-learn", "--no-serve"], 2, "nothing to do"),
+        (["run", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),
+        (["ask", "  "], 2, "the question is empty"),
+        (["ask", "hi", "--model", "/no/such.gguf", "--state", "new"], 1, "/no/such.gguf"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    line = one_line(capsys)
-    assert line.startswith("error: ")
-    assert part in line
-
-
-def test_a_failure_is_one_line_with_its_hint_and_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["ask", "hi", "--model", "/no/such.gguf", "--state", str(tmp_path)]) == 1
-    assert one_line(capsys).startswith("error: /no/such.gguf: no such model file; ")
-
-
-def test_a_bad_configuration_names_file_and_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("mode: auto\nlearning:\n  groupsize: 4\n", encoding="utf-8")
-    assert main(["config", "check", str(file)]) == 1
-    line = one_line(capsys)
-    assert f"{file}:3" in line
-    assert "group_size" in line
+def test_a_failure_is_one_line_with_exit_code_1_and_wrong_usage_one_with_2(
+    words: list[str], code: int, part: str, edge_agent: EdgeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edge_agent(*words).refused(code, part)
 
 
 def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> int:
         raise EdgeError("first\nsecond", hint="do\nthis")
 
-    assert ending(fails) == 1
-    assert one_line(capsys) == "error: first second; do this"
+    Ended(ending(fails), *capsys.readouterr()).refused(1, "first second; do this")
 
 
 def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +94,7 @@ def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_nobody_foresaw_leaves_its_traceback_in_a_file(
+def test_what_nobody_foresaw_leaves_its_traceback_in_a_file_and_shows_it_for_debugging(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDGE_AGENT_DEBUG", raising=False)
@@ -127,29 +103,20 @@ def test_what_nobody_foresaw_leaves_its_traceback_in_a_file(
     def breaks() -> int:
         raise ZeroDivisionError("by zero")
 
-    assert ending(breaks) == 1
-    line = one_line(capsys)
+    ended = Ended(ending(breaks), *capsys.readouterr())
     (file,) = tmp_path.iterdir()
-    assert line == f"error: unexpected ZeroDivisionError: by zero; the traceback is in {file}"
+    ended.refused(1, "ZeroDivisionError: by zero", str(file))
     assert "in breaks" in file.read_text(encoding="utf-8")
+    monkeypatch.setenv("EDGE_AGENT_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        ending(breaks)
 
 
 def test_a_part_that_is_not_installed_is_named_with_the_command_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
     def needs_torch() -> int:
         raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
 
-    assert ending(needs_torch) == 1
-    assert one_line(capsys).endswith(f"the package torch, which is not installed; run {install_extra('train')}")
-
-
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_AGENT_DEBUG", "1")
-
-    def breaks() -> int:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        ending(breaks)
+    Ended(ending(needs_torch), *capsys.readouterr()).refused(1, install_extra("train"))
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -163,7 +130,6 @@ def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
     command = f"{sys.executable} -m edge.cli config keys"
     full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
     assert (full.returncode, full.stderr.count("\n")) == (1, 1)
-    assert full.stderr.startswith("error: no room is left on what was written to")
     closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
     assert (closed.returncode, closed.stderr) == (0, "")
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -171,24 +137,14 @@ def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
     assert shown.returncode == 0 and "\\u" in shown.stdout
 
 
-def test_config_show_tells_where_each_value_came_from(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_config_show_tells_where_each_value_came_from(edge_agent: EdgeAgent, tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("serve:\n  port: 9001\n", encoding="utf-8")
-    assert main(["config", "show", "--config", str(file), "--set", "learning.seed=4", "--json"]) == 0
-    rows = {row["key"]: (row["value"], row["origin"]) for row in json.loads(capsys.readouterr().out)}
+    shown = edge_agent("config", "show", "--config", str(file), "--set", "learning.seed=4", "--json").json
+    rows = {row["key"]: (row["value"], row["origin"]) for row in shown}
     assert rows["serve.port"] == (9001, f"{file}:2")
     assert rows["learning.seed"] == (4, "--set learning.seed")
     assert rows["mode"] == ("auto", "default")
-
-
-def test_config_show_changed_leaves_out_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "show", "--set", "learning.seed=4", "--changed"]) == 0
-    assert capsys.readouterr().out == "learning.seed = 4  # --set learning.seed\n"
-
-
-def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.count(".") == 2
 
 
 @pytest.mark.parametrize(
@@ -200,7 +156,6 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--help"], {}, True, False),
         (["run", "--no-learn"], {}, True, False),
         (["run"], {"EDGE_AGENT_ALLOCATOR": "tuned"}, True, False),
-        (["run"], {"EDGE_AGENT_ALLOCATOR": ""}, True, True),
         (["run"], {"EDGE_AGENT_ALLOCATOR": "lean"}, True, True),
         (["run"], {"EDGE_AGENT_ALLOCATOR": "lean", "MALLOC_MMAP_THRESHOLD_": "1048576"}, True, False),
         (["run"], {"LD_PRELOAD": "libjemalloc.so"}, True, False),
@@ -231,9 +186,6 @@ def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: P
     assert {name: seen[name] for name in SETTINGS} == {**SETTINGS, "MALLOC_ARENA_MAX": "3"}
 
 
-def test_an_unknown_allocator_is_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_allocator_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("EDGE_AGENT_ALLOCATOR", "leen")
-    assert main() == 2
-    assert one_line(capsys) == "error: EDGE_AGENT_ALLOCATOR=leen: no such setting; set it to lean, or leave it unset"
+    Ended(main(), *capsys.readouterr()).refused(2, "EDGE_AGENT_ALLOCATOR", "lean")

@@ -10,6 +10,7 @@ from edge.cli import main
 from edge.cli.learn import with_an_end
 from edge.cli.settings import Settings
 from edge.core.errors import EdgeError
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.mark.parametrize(
@@ -18,35 +19,31 @@ from edge.core.errors import EdgeError
         (["--tasks", "nowhere.jsonl"], 1, "no such task file"),
         (["--tasks", "practice:nonsense"], 2, "unknown practice family"),
         (["--tasks", "practice:arith", "--model", "nowhere.gguf"], 1, "no such model file"),
-        (["--tasks", "practice:arith", "--eval-every", "10"], 2, "--eval-every says when, but not how much is evaluated"),
+        (["--tasks", "practice:arith", "--eval-every", "10"], 2, "--eval-every"),
+        (["german.csv"], 1, "german.csv:1"),
     ],
 )
 def test_a_bad_task_source_or_model_ends_learn_before_anything_is_created(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    edge_agent: EdgeAgent,
     words: list[str],
     code: int,
     complaint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["learn", *words]) == code
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert "starting" not in said
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "german.csv").write_text("frage,antwort\nWer?,Ilka\n", encoding="utf-8")
+    edge_agent("learn", *words).refused(code, complaint)
+    assert [path.name for path in tmp_path.iterdir()] == ["german.csv"]
 
 
 def lengths(settings: Settings) -> list[tuple[str, int | None]]:
     return [(phase.source, phase.steps) for phase in with_an_end(settings).config().phases]
 
 
-def test_learning_without_tasks_or_lengths_ends_150_steps_into_the_second_group() -> None:
+def test_learning_ends_after_the_given_steps_or_150_of_the_last_source(tmp_path: Path) -> None:
     assert lengths(Settings()) == [("practice:group1", 150), ("practice:group2", 150)]
     assert lengths(Settings(phase_steps=4)) == [("practice:group1", 4), ("practice:group2", 4)]
-
-
-def test_an_end_does_not_replace_the_lengths_that_a_configuration_gives(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("phases:\n  - {source: 'practice:arith', steps: 7}\n  - {source: 'practice:facts'}\n", encoding="utf-8")
     assert lengths(Settings(config_file=file)) == [("practice:arith", 7), ("practice:facts", 150)]
@@ -68,14 +65,3 @@ def test_a_file_alone_is_enough_and_tasks_add_to_it(tmp_path: Path, monkeypatch:
 
 def stop(*_: object) -> None:
     raise EdgeError("far enough")
-
-
-def test_a_file_that_cannot_be_read_is_named_whichever_way_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "facts.csv").write_text("frage,antwort\nWer?,Ilka\n", encoding="utf-8")
-    for words in (["learn", "facts.csv"], ["eval", "facts.csv"], ["learn", "--tasks", "facts.csv"]):
-        assert main(words) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "facts.csv:1" in line and "question and answer" in line

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from edge.app import build_registry
-from edge.cli import main
 from edge.cli.settings import Settings
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
@@ -23,12 +22,7 @@ from edge.state.rows import Report
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import call
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
-    out, err = capsys.readouterr()
-    return code, out, err
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.fixture
@@ -43,31 +37,25 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(folder: Path, capsys) -> None:
-    code, out, err = run(capsys, "outbox", "--state", str(folder))
+def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(folder: Path, edge_agent: EdgeAgent) -> None:
+    code, out, err = edge_agent("outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
-    assert first.endswith("the model asked for help · answered · replaced: 1 email") and "1 report of a step waits" in err
+    assert "the model asked for help" in first and "1 email" in first and "1 report" in err
 
 
-def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, capsys) -> None:
-    code, out, _ = run(capsys, "outbox", "show", "2", "--json", "--state", str(folder))
+def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, edge_agent: EdgeAgent) -> None:
+    code, out, _ = edge_agent("outbox", "show", "2", "--json", "--state", str(folder))
     shown = json.loads(out)
     sent = codec.encode_call(call("k1", "write to [EMAIL_1]", prompt_id="a1")).SerializeToString()
     assert code == 0 and base64.b64decode(shown["payload_base64"]) == sent and shown["bytes"] == len(sent)
     assert shown["payload"]["messages"][0]["content"] == "write to [EMAIL_1]" and "jo@x.org" not in out
-    assert "write to [EMAIL_1]" in run(capsys, "outbox", "show", "2", "--state", str(folder))[1]
 
 
-def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
-    assert len(json.loads(run(capsys, "outbox", "--kind", "answering", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert run(capsys, "outbox", "--since", "1d", "--state", str(folder))[1] == ""
-    assert run(capsys, "outbox", "--since", "yesterday", "--state", str(folder))[0] == 0
-    assert len(json.loads(run(capsys, "outbox", "--limit", "1", "--json", "--state", str(folder))[1])["sent"]) == 1
-    assert (
-        run(capsys, "outbox", "--waiting", "--state", str(folder))[1]
-        == "step 5 of task math: 12 of 64 responses asked for help\n"
-    )
+def test_filters_and_waiting_reports(folder: Path, edge_agent: EdgeAgent) -> None:
+    for words, sent in ((["--kind", "answering"], 1), (["--limit", "1"], 1), (["--since", "1d"], 0), ([], 2)):
+        assert len(edge_agent("outbox", *words, "--json", "--state", str(folder)).json["sent"]) == sent
+    assert "12 of 64" in edge_agent("outbox", "--waiting", "--state", str(folder)).out
 
 
 @pytest.mark.parametrize(
@@ -79,37 +67,30 @@ def test_filters_and_waiting_reports(folder: Path, capsys) -> None:
         (["show", "99"], 1, "nothing with the number 99"),
     ],
 )
-def test_bad_input_is_one_line(folder: Path, capsys, words: list[str], code: int, said: str) -> None:
-    got, _, err = run(capsys, "outbox", *words, "--state", str(folder))
-    assert got == code and said in err and len(err.splitlines()) == 1
+def test_bad_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[str], code: int, said: str) -> None:
+    edge_agent("outbox", *words, "--state", str(folder)).refused(code, said)
 
 
-def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, capsys) -> None:
-    assert run(capsys, "outbox", "--state", str(tmp_path / "none"))[0] == 0
+def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    assert edge_agent("outbox", "--state", str(tmp_path / "none")).code == 0
     assert not (tmp_path / "none").exists()
     (tmp_path / "agent.sqlite").write_bytes(b"no database" * 100)
-    code, _, err = run(capsys, "outbox", "--state", str(tmp_path))
-    assert code == 1 and "cannot be read" in err
+    edge_agent("outbox", "--state", str(tmp_path)).refused(1, "cannot be read")
 
 
-def test_privacy_check_shows_what_would_leave(capsys, monkeypatch) -> None:
-    code, out, err = run(
-        capsys, "privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]", "--set", "privacy.region=DE"
-    )
-    assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and err.endswith("\nreplaced: 1 email, 1 term\n")
-    assert err.startswith("looked for: term, secret,") and "telephone numbers without a prefix: DE\n" in err
-    code, out, _ = run(
-        capsys, "privacy", "check", "x", "--json", "--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"
-    )
-    assert json.loads(out)["kinds"] == ["email", "ip"] and json.loads(out)["region"] == "DE"
-    code, out, err = run(capsys, "privacy", "check", "The  Vault", "--never-send", "the vault")
+def test_privacy_check_shows_what_would_leave(edge_agent: EdgeAgent) -> None:
+    code, out, err = edge_agent("privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]")
+    assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and "1 email, 1 term" in err
+    sets = ["--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"]
+    shown = edge_agent("privacy", "check", "x", "--json", *sets).json
+    assert (shown["kinds"], shown["region"]) == (["email", "ip"], "DE")
+    code, out, err = edge_agent("privacy", "check", "The  Vault", "--never-send", "the vault")
     assert (code, out) == (3, "") and "never-send rule 1" in err
 
 
 @pytest.mark.parametrize("rule", ["x", "like:*a*b*c*"])
-def test_a_bad_rule_is_refused_when_it_is_given(capsys, rule: str) -> None:
-    code, _, err = run(capsys, "privacy", "check", "text", "--never-send", rule)
-    assert code == 2 and "rule" in err and "--never-send" in err
+def test_a_bad_rule_is_refused_when_it_is_given(edge_agent: EdgeAgent, rule: str) -> None:
+    edge_agent("privacy", "check", "text", "--never-send", rule).refused(2, "rule", "--never-send")
 
 
 def test_never_send_adds_to_the_configured_rules(tmp_path: Path) -> None:

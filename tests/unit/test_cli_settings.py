@@ -1,11 +1,15 @@
-"""Command-line options become configuration values, and each option's value says that it came from there."""
+"""Options mean the same in every command, become configuration values, and each value says that it came from there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from edge.cli.app import app
 from edge.cli.settings import Settings
 from edge.core.errors import ConfigError, UsageError
 
@@ -26,13 +30,6 @@ def test_a_rate_without_tasks_applies_to_every_phase_of_the_file(tmp_path: Path)
     assert resolved.origins["phases.1.target_rate"] == "--target-rate"
 
 
-def test_options_win_over_set_and_file(tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("mode: cloud-only\nlearning: {seed: 1}\n", encoding="utf-8")
-    config = Settings(file, ["learning.seed=2", "mode=auto"], mode="local-only", seed=3).config()
-    assert (config.mode, config.learning.seed) == ("local-only", 3)
-
-
 def test_a_bad_option_is_wrong_usage_and_a_bad_file_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mode"):
         Settings(mode="sideways").config()
@@ -44,3 +41,37 @@ def test_a_bad_option_is_wrong_usage_and_a_bad_file_is_not(tmp_path: Path) -> No
     file.write_text("mode: sideways\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"agent\.yaml:1"):
         Settings(file).config()
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every command that does something, by its words, with its options by name."""
+    if not hasattr(command, "commands") or (path and command.params):
+        yield " ".join(path), {name: param for param in command.params for name in param.opts}
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+ALL = dict(commands(get_command(app)))
+SHARED = [
+    "--state",
+    "--config",
+    "--set",
+    "--model",
+    "--coordinator",
+    "--mode",
+    "--seed",
+    "--json",
+    "--device-profile",
+    "--never-send",
+]
+
+
+def test_every_command_with_a_configuration_accepts_the_state_folder_a_file_and_single_values() -> None:
+    configured = {name: options for name, options in ALL.items() if {"--config", "--set", "--state"} & set(options)}
+    assert [name for name, options in configured.items() if {"--config", "--set", "--state"} - set(options)] == []
+    assert {"run", "status", "learn", "eval", "ask", "doctor", "config show", "tasks show", "privacy check"} <= set(configured)
+
+
+def test_an_option_of_several_commands_has_one_form() -> None:
+    for option in SHARED:
+        assert len({options[option].metavar for options in ALL.values() if option in options}) == 1, option

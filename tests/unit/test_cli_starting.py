@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edge import app
 from edge.agent import Agent
-from edge.app import engines
-from edge.cli import doctor, main
+from edge.cli import doctor
 from edge.cli.settings import Settings, privacy_line, starting_lines
-from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.models.catalogue import find_model
 from edge.state.folder import StateFolder
 from edge.training.device import choose_device
+from tests.unit.conftest import EdgeAgent
 
 CUDA = "learning.device=cuda"
 
@@ -31,27 +29,13 @@ def lines(*sets: str, profile: Path | None = None, learns: bool = True) -> list[
     return list(starting_lines(Settings(sets=sets, device_profile=profile).resolve(), learns=learns))
 
 
-def test_a_profile_tells_what_it_brings_besides_what_was_measured(tmp_path: Path) -> None:
-    profile = tmp_path / "device.yaml"
-    profile.write_text("device: {cores: 2}\nengine: {max_rows: 16}\nlearning: {prompts_per_step: 2, micro_batch_tokens: 512}\n")
-    assert lines(profile=profile) == ["device profile: 16 rows, 2 prompts per step, micro-batches of 512 tokens"]
-    stronger = lines("learning.prompts_per_step=1", "engine.max_rows=1", profile=profile)
-    assert stronger == ["device profile: micro-batches of 512 tokens"]
-    profile.write_text("device: {cores: 2}\nlearning: {prompts_per_step: 1, learning_rate: 0.001}\n")
-    assert lines(profile=profile) == ["device profile: 1 prompt per step, learning.learning_rate = 0.001"]
-    assert lines(profile=profile, learns=False) == []
-    profile.write_text("device: {cores: 2}\n")
-    assert lines(profile=profile) == []
-
-
 def test_layers_for_a_graphics_processor_that_llama_cpp_cannot_use_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: False)
-    told = ["engine.gpu_layers is 4, but this llama.cpp is built for the processor alone: all layers stay on it"]
-    assert lines("engine.gpu_layers=4", learns=False) == told
+    [told] = lines("engine.gpu_layers=4", learns=False)
     finding = findings("engine.gpu_layers=4", state=tmp_path)["gpu layers"]
-    assert (finding.state, [finding.text]) == ("warn", told)
+    assert told.startswith("engine.gpu_layers is 4") and (finding.state, finding.text) == ("warn", told)
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: True)
     assert lines("engine.gpu_layers=4") == []
 
@@ -61,25 +45,13 @@ def test_a_profile_that_says_when_to_learn_is_obeyed_and_told(tmp_path: Path) ->
     profile.write_text("learning: {when: {quiet_s: 300, from_hour: 22, until_hour: 7}}\n")
     when = Settings(device_profile=profile).config().learning.when
     assert (when.quiet_s, when.from_hour, when.until_hour, when.on_mains) == (300.0, 22, 7, True)
-    told = "device profile: learning.when.quiet_s = 300.0, learning.when.from_hour = 22, learning.when.until_hour = 7"
-    assert lines(profile=profile) == [told]
-    assert lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile) == [
-        "device profile: learning.when.until_hour = 7"
-    ]
+    [told] = lines(profile=profile)
+    assert all(f"learning.when.{key}" in told for key in ("quiet_s", "from_hour", "until_hour"))
+    [told] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
+    assert "until_hour" in told and "from_hour" not in told and "quiet_s" not in told, "what an option sets is not the profile's"
     assert lines(profile=profile, learns=False) == []
-
-
-@pytest.mark.parametrize(
-    ("when", "told"),
-    [
-        ("{quiet: 300}", "learning.when.quiet"),
-        ("{from_hour: 25}", "learning.when.from_hour"),
-    ],
-)
-def test_a_profile_with_a_wrong_time_to_learn_is_refused_by_its_key(tmp_path: Path, when: str, told: str) -> None:
-    profile = tmp_path / "laptop.yaml"
-    profile.write_text(f"learning: {{when: {when}}}\n")
-    with pytest.raises(ConfigError, match=told):
+    profile.write_text("learning: {when: {from_hour: 25}}\n")
+    with pytest.raises(ConfigError, match=r"learning\.when\.from_hour"):
         Settings(device_profile=profile).config()
 
 
@@ -93,11 +65,11 @@ def private(*sets: str) -> str:
 
 
 def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = "private data is replaced before a request leaves for the cloud LLM (secret, email, card, iban, phone, ip, path)"
-    assert private(*ANTHROPIC) == private("coordinator.address=c:1") == f"{usual}; edge-agent outbox shows what left"
-    assert "(email, your terms)" in private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]")
-    assert "(nothing: privacy.kinds" in private(*ANTHROPIC, "privacy.kinds=[]")
-    assert private(*ANTHROPIC, "privacy.enabled=false").startswith("what is private goes to the cloud LLM as it is")
+    assert private(*ANTHROPIC) == private("coordinator.address=c:1")
+    assert all(kind in private(*ANTHROPIC) for kind in ("secret", "email", "card", "iban", "phone", "ip", "path"))
+    some, none = private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]"), private(*ANTHROPIC, "privacy.kinds=[]")
+    assert "email, your terms" in some and "secret" not in some and "nothing" in none
+    assert "as it is" in private(*ANTHROPIC, "privacy.enabled=false")
     assert private() == private(*ANTHROPIC, "mode=local-only") == ""
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
     assert private(*ANTHROPIC) == ""
@@ -105,7 +77,7 @@ def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monke
 
 def test_responses_that_no_context_holds_are_told() -> None:
     [line] = lines("learning.max_tokens=400", "model.context_tokens=400")
-    assert line.startswith("learning.max_tokens is 400, but prompt and response share 400 tokens (model.context_tokens)")
+    assert "learning.max_tokens" in line and "model.context_tokens" in line
     assert lines("learning.max_tokens=200", "model.context_tokens=400") == []
 
 
@@ -113,9 +85,7 @@ def findings(*sets: str, state: Path) -> dict[str, doctor.Finding]:
     return {found.name: found for found in doctor.examine(Settings(sets=sets, state=state))}
 
 
-def test_doctor_fails_where_training_would_with_the_same_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_fails_where_training_would_with_the_same_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(doctor, "_loaded", lambda path: path)
     with pytest.raises(UsageError) as caught:
@@ -124,16 +94,6 @@ def test_doctor_fails_where_training_would_with_the_same_words(
     assert (found.state, found.text, found.hint) == ("fail", str(caught.value), caught.value.hint)
     assert findings("learning.device=cpu", state=tmp_path)["training"].text == "torch trains on cpu"
     assert "training" not in findings(state=tmp_path)
-
-
-def test_the_device_of_torch_does_not_matter_where_mlx_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "installed", lambda _engine: True)
-    path = find_model("nano-edge")
-    on_mlx = Settings(sets=[CUDA, "engine.backend=mlx"]).config()
-    assert app.with_its_device(on_mlx, path).learning.device == "auto"
-    on_torch = Settings(sets=[CUDA, "engine.backend=llamacpp"]).config()
-    assert app.with_its_device(on_torch, path).learning.device == "cuda"
-    assert app.with_its_device(AgentConfig(), path) == AgentConfig()
 
 
 def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -148,7 +108,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch:
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_before_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     async def load(agent: Agent) -> Agent:
         raise AssertionError("the model is loaded")
@@ -156,8 +116,8 @@ def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_
     monkeypatch.setattr(Agent, "__aenter__", load)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["run", "--no-learn", "--state", str(tmp_path / "state"), "--port", str(taken.getsockname()[1])]
-        assert main(words) == 1
-        assert f"port {taken.getsockname()[1]} is in use; choose another with --port" in capsys.readouterr().err
+        ended = edge_agent(*words)
+        assert ended.code == 1 and str(taken.getsockname()[1]) in ended.err and "--port" in ended.err
         with StateFolder(tmp_path / "state"):  # which the failed start has let go
-            assert main(words) == 1
-        assert "another agent is using this state folder" in capsys.readouterr().err
+            ended = edge_agent(*words)
+        assert ended.code == 1 and "another agent is using this state folder" in ended.err

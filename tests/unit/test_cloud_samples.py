@@ -29,7 +29,7 @@ from edge.state.events import StepFinished
 from edge.testing.backend import EOS, ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from edge.training.batching import live_rows, targets_of
+from edge.training.batching import live_rows
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
@@ -95,13 +95,8 @@ async def test_switched_off_nothing_joins_and_the_groups_are_the_same_otherwise(
     assert on.cloud_sample and replace(on, cloud_sample=()) == off
     trained = training_groups(DaGrpo(), [off])
     joined = training_groups(DaGrpo(), [on])
+    assert step_units([on]) == step_units([off]) == StepUnits(2, 1), "the cost of a step is that of the sampled responses"
     assert joined[0].samples[:2] == trained[0].samples and joined[0].group_weight == trained[0].group_weight
-
-
-async def test_the_cost_of_a_step_is_that_of_the_sampled_responses(tmp_path: Path) -> None:
-    group, _ = await collected([HELP, HELP, local_answer(7)], RIGHT, tmp_path)
-    assert group.cloud_sample
-    assert step_units([group]) == StepUnits(3, 2)
 
 
 def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), price: float | None = None) -> ScoredGroup:
@@ -120,16 +115,10 @@ def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_no
     rows = live_rows([trained, trained])
     assert [row.coefficient for row in rows[:5]] == pytest.approx([0.625 / 6, -0.375 / 6, 0.125 / 6, -0.375 / 6, 0.625 / 6])
     assert [row.off_policy for row in rows[:5]] == [False] * 4 + [True]
-
-
-def test_where_all_asked_the_answer_says_to_answer_oneself_as_loudly_as_help_is_dear() -> None:
-    [trained] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
-    assert [sample.advantage for sample in trained.samples] == pytest.approx([0.0, 0.0, 0.5])
-
-
-def test_with_prices_in_prompts_the_groups_own_price_counts() -> None:
-    [trained] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
-    assert trained.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5)
+    [all_asked] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
+    assert [sample.advantage for sample in all_asked.samples] == pytest.approx([0.0, 0.0, 0.5]), "as loudly as help is dear"
+    [priced] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
+    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), "with prices in prompts the group's own counts"
 
 
 responses = st.lists(st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1)), min_size=2, max_size=8)
@@ -147,40 +136,19 @@ def test_a_right_answer_is_never_pushed_away_and_equals_a_free_right_response_of
             assert advantage == pytest.approx(one)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "costs", "dual"), [([], [], 0.5), ([1.0], [0, 1], 0.5), ([1.0], [2], 0.5), ([1.0], [1], -0.1)]
-)
-def test_impossible_groups_have_no_outside_advantage(rewards: list[float], costs: list[float], dual: float) -> None:
-    with pytest.raises(ValueError):
-        outside_advantage(1.0, rewards, costs, dual)
-
-
 @pytest.mark.parametrize("method", [EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
 def test_the_other_methods_know_no_such_sample(method: Method) -> None:
     [trained] = training_groups(method, [group_of([(1.0, 0), (0.0, 0)])])
     assert len(trained.samples) == 2
 
 
-def test_the_weight_of_a_token_is_small_at_both_ends_and_a_quarter_at_gamma() -> None:
-    probs = torch.tensor([1e-6, 0.1, 0.5, 1.0])
-    expected = [0.1 * p / (p + 0.1) ** 2 for p in (1e-6, 0.1, 0.5, 1.0)]
-    assert shaped_weights(probs.log()).tolist() == pytest.approx(expected)
-    assert expected == pytest.approx([1e-5, 0.25, 0.05 / 0.36, 0.1 / 1.21], rel=1e-4)
-
-
-def test_the_weight_is_the_slope_of_the_shaped_objective() -> None:
-    logprob = torch.tensor([-3.0, -1.0, -0.1], dtype=torch.float64, requires_grad=True)
+def test_the_weight_of_a_token_is_the_slope_of_the_shaped_objective_and_a_quarter_at_gamma() -> None:
+    assert shaped_weights(torch.tensor([0.1]).log()).tolist() == pytest.approx([0.25])
+    logprob = torch.tensor([-14.0, -3.0, -1.0, -0.1], dtype=torch.float64, requires_grad=True)
     prob = logprob.exp()
     (slope,) = torch.autograd.grad((prob / (prob + 0.1)).sum(), logprob)
     assert torch.allclose(slope, shaped_weights(logprob))
     assert not shaped_weights(logprob).requires_grad
-
-
-def test_targets_say_which_tokens_are_not_the_samplers_only_where_some_are_not() -> None:
-    rows = live_rows(training_groups(DaGrpo(), [group_of([(1.0, 0), (0.0, 0)])]))
-    targets = targets_of(rows, torch.device("cpu"))
-    assert targets.off_policy_N is not None and targets.off_policy_N.tolist() == [False] * 4 + [True] * 3
-    assert targets_of(rows[:2], torch.device("cpu")).off_policy_N is None
 
 
 def cloud_answer(call: CloudCall) -> str:
@@ -193,9 +161,7 @@ async def learned(folder: Path, max_steps: Sequence[int | None] = (None,), **val
     world = World(folder, prompts_per_step=6, **values)
     world.client = ScriptedCoordinatorClient(cloud_answer, terms=world.terms)
     for most in max_steps:
-        async with world.agent() as agent:
-            await agent.learn(max_steps=most)
-            found = agent.steps()
+        found = await world.learn(max_steps=most)
     return found
 
 
@@ -204,7 +170,7 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
     assert sum(step.cloud.cloud_samples for step in on) > 0
     assert all(step.cloud.cloud_sample_tokens >= 5 * step.cloud.cloud_samples for step in on)
     assert {(step.cloud.cloud_samples, step.cloud.cloud_sample_tokens) for step in off} == {(0, 0)}
-    for field in (
+    for field in [
         "responses",
         "tokens",
         "assist_rate",
@@ -213,7 +179,7 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
         "spend_uusd",
         "reward_mean",
         "joint_accuracy",
-    ):
+    ]:
         assert [step.flat()[field] for step in on] == [step.flat()[field] for step in off], field
     cut = await learned(tmp_path / "cut", (1, 2, None), cloud_samples=True)
     assert [numbers(step) for step in cut] == [numbers(step) for step in on]
@@ -222,9 +188,8 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        *(({"method": method}, "cloud_samples on is of method da-grpo") for method in ("edge-only", "grpo", "gvpo", "gapg")),
+        *(({"method": method}, "of method da-grpo") for method in ("edge-only", "grpo", "gvpo", "gapg")),
         ({"advantage_scale": "group"}, "needs advantage_scale none"),
-        ({"cloud_samples": "sometimes"}, "off"),
     ],
 )
 def test_what_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:

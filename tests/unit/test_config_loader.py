@@ -13,7 +13,6 @@ from edge.config.loader import Flag, OptionError, resolve
 from edge.config.schema import AgentConfig
 from edge.config.yaml_lines import MOST_BYTES
 from edge.core.errors import ConfigError
-from edge.dagrpo.hyperparameters import DEVICE
 
 
 def config_file(folder: Path, text: str) -> Path:
@@ -30,80 +29,67 @@ def problem(folder: Path, text: str, **layers: object) -> str:
     return message.replace(str(folder) + "/", "")
 
 
-def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
-    text = "model:\n  path: nano-edge\nlearning:\n  seed: 1\n  groupsize: 4\n"
-    assert problem(tmp_path, text) == (
-        "agent.yaml:5: unknown key learning.groupsize; did you mean group_size? `edge-agent config keys learning` describes what there is"
-    )
+BOMB = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30))
+REFUSED = {
+    "unknown key": ("learning:\n  seed: 1\n  groupsize: 4\n", 3, ("learning.groupsize", "did you mean group_size?")),
+    "unknown key in a list": ("phases:\n  - source: a\n    targt_rate: 1\n", 3, ("phases.0.targt_rate", "target_rate?")),
+    "unknown key like no other": ("serve:\n  zzzz: 1\n", 2, ("serve.zzzz", "known: ", "host", "edge-agent config keys serve")),
+    "rate above 1": ("phases:\n  - source: a\n    target_rate: 1.5\n", 3, ("phases.0.target_rate", "[0, 1]")),
+    "rate that is no number": ("phases:\n  - source: a\n    target_rate: .nan\n", 3, ("phases.0.target_rate", "[0, 1]")),
+    "more than a machine has": ("model:\n  context_tokens: 1000000000000\n", 2, ("model.context_tokens", "at most 1048576")),
+    "less than can be": ("learning:\n\n  group_size: 1\n", 3, ("learning.group_size", "at least 2", "not 1")),
+    "no whole number": ("learning: {group_size: many}\n", 1, ("learning.group_size", "whole number", "'many'")),
+    "no number": ("learning: {learning_rate: slow}\n", 1, ("learning.learning_rate", "a number", "'slow'")),
+    "no truth value": ("programs: {unsafe: 7}\n", 1, ("programs.unsafe", "true or false")),
+    "no text": ("model: {path: 7}\n", 1, ("model.path", "text")),
+    "no choice": ("mode: never\n", 1, ("mode", "'auto', 'prefer-local'")),
+    "no section": ("learning: 3\n", 1, ("learning", "a section of keys")),
+    "no list": ("phases: 7\n", 1, ("phases", "a list of sections")),
+    "an endless phase before another": ("phases:\n  - source: a\n  - {source: b, steps: 2}\n", 1, ("phase a ", "steps")),
+    "broken YAML": ("model:\n  path: [a\n", 3, ()),
+    "a key twice": ("mode: auto\nmode: auto\n", 2, ("mode", "twice")),
+    "no mapping": ("- 1\n", 1, ("`key: value`",)),
+    "an alias": ("model: &a {path: x}\nserve: *a\n", 2, ("alias",)),
+    "a bomb of aliases": (f"l0: &l0 [x]\n{BOMB}\n", 2, ("alias",)),
+    "a deep nest": ("mode: " + "[" * 4_000 + "]" * 4_000, None, ("nested too deeply",)),
+    "a character that YAML has not": ("mode: auto\nserve: \0\n", 2, ("U+0000",)),
+    "a day that is none": ("mode: 2026-13-45\n", 1, ("month",)),
+    "a huge file": ("# " + "x" * MOST_BYTES, None, ("1 MiB",)),
+}
 
 
-def test_an_unknown_key_inside_a_list_is_refused_with_its_line(tmp_path: Path) -> None:
-    text = "phases:\n  - source: practice:arith\n  - source: practice:code\n    targt_rate: 0.1\n"
-    assert problem(tmp_path, text) == (
-        "agent.yaml:4: unknown key phases.1.targt_rate; did you mean target_rate? `edge-agent config keys phases` describes what there is"
-    )
+@pytest.mark.parametrize(("text", "line", "parts"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_file_is_refused_in_one_line_with_its_place_the_key_and_what_helps(
+    tmp_path: Path, text: str, line: int | None, parts: tuple[str, ...]
+) -> None:
+    message = problem(tmp_path, text)
+    assert message.startswith("agent.yaml: " if line is None else f"agent.yaml:{line}: ")
+    assert all(part in message for part in parts), message
 
 
-def test_an_unknown_key_far_from_any_name_lists_the_known_ones(tmp_path: Path) -> None:
-    message = problem(tmp_path, "serve:\n  zzzz: 1\n")
-    assert message.startswith("agent.yaml:2: unknown key serve.zzzz; known: allow_origins, cloud_deadline_s, host")
-
-
-@pytest.mark.parametrize("rate", ["1.5", "-0.1", ".nan", ".inf"])
-def test_a_target_rate_outside_zero_to_one_is_refused_with_its_line(tmp_path: Path, rate: str) -> None:
-    message = problem(tmp_path, f"phases:\n  - source: practice:arith\n    target_rate: {rate}\n")
-    assert message.startswith("agent.yaml:3: phases.0.target_rate must lie in [0, 1], not ")
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("phases.3.steps=1", ("phases.3 does not exist",)),
+        ("phases.².steps=1", ()),
+        ("phases", ("key=value",)),
+        ("learning.groupsize=3", ("did you mean group_size?", "edge-agent config keys learning")),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_option(tmp_path: Path, setting: str, parts: tuple[str, ...]) -> None:
+    message = problem(tmp_path, "", sets=[setting])
+    assert message.startswith(f"--set {setting.partition('=')[0]}: ")
+    assert all(part in message for part in parts), message
 
 
 def test_an_option_is_named_without_the_key_behind_it_also_where_sources_are_given() -> None:
     for tasks in (None, ["practice:arith", "practice:code"]):
-        with pytest.raises(OptionError) as caught:
+        with pytest.raises(OptionError, match=r"^--target-rate must lie in \[0, 1\], not '7'"):
             Settings(tasks=tasks, target_rate="7").resolve()
-        assert str(caught.value) == "--target-rate must lie in [0, 1], not '7'; write 7 % or 0.07"
 
 
-def test_a_target_rate_flag_out_of_range_names_the_flag(tmp_path: Path) -> None:
-    message = problem(tmp_path, "", flags=[Flag("phases.0.target_rate", 2.0, "--target-rate")])
-    assert message == "--target-rate must lie in [0, 1], not 2.0; write 2 % or 0.02"
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "most"),
-    [
-        ("engine", "threads", 100_000, 512),
-        ("learning", "group_size", 10**9, 1024),
-        ("learning", "seed", 10**23, (1 << 63) - 1),
-        ("model", "context_tokens", 10**12, 1 << 20),
-    ],
-)
-def test_numbers_that_no_machine_can_serve_are_refused(tmp_path: Path, section: str, key: str, value: int, most: int) -> None:
-    message = problem(tmp_path, f"{section}:\n  {key}: {value}\n")
-    assert message == f"agent.yaml:2: {section}.{key} must be at most {most}, not {value}"
-
-
-def test_values_of_the_wrong_type_are_refused_with_line_key_and_value(tmp_path: Path) -> None:
-    message = problem(tmp_path, "learning:\n\n  group_size: many\n")
-    assert message == "agent.yaml:3: learning.group_size must be a whole number, not 'many'"
-    assert (
-        problem(tmp_path, "learning: {learning_rate: slow}\n")
-        == "agent.yaml:1: learning.learning_rate must be a number, not 'slow'"
-    )
-    assert problem(tmp_path, "programs: {unsafe: 7}\n") == "agent.yaml:1: programs.unsafe must be true or false, not 7"
-    assert problem(tmp_path, "model: {path: 7}\n") == "agent.yaml:1: model.path must be text, not 7"
-    assert problem(tmp_path, "phases: 7\n") == "agent.yaml:1: phases must be a list of sections, not 7"
-    assert problem(tmp_path, "learning:\n  group_size: 1\n") == "agent.yaml:2: learning.group_size must be at least 2, not 1"
-    assert problem(tmp_path, "mode: never\n").startswith("agent.yaml:1: mode must be 'auto', 'prefer-local'")
-    assert problem(tmp_path, "learning: 3\n") == "agent.yaml:1: learning must be a section of keys, not 3"
-
-
-def test_broken_yaml_duplicate_keys_and_wrong_shapes_are_refused_with_their_line(tmp_path: Path) -> None:
-    assert problem(tmp_path, "model:\n  path: [a\n").startswith("agent.yaml:3: ")
-    assert problem(tmp_path, "mode: auto\nmode: auto\n") == "agent.yaml:2: key mode is given twice"
-    assert problem(tmp_path, "- 1\n").startswith("agent.yaml:1: expected `key: value` lines")
-
-
-def test_a_missing_file_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml: cannot read the configuration: No such file"):
+def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: .*No such file"):
         resolve_agent_config(tmp_path / "none.yaml")
 
 
@@ -116,20 +102,13 @@ def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> No
     resolved = resolve_agent_config(
         file, sets=["learning.seed=5", "learning.learning_rate=1e-4"], flags=[Flag("learning.seed", 9, "--seed")]
     )
-    config = resolved.config
-    assert (config.engine.threads, config.engine.max_rows, config.learning.prompts_per_step, config.learning.seed) == (
-        4,
-        12,
-        6,
-        9,
-    )
-    assert config.learning.learning_rate == 1e-4
-    origins = {key: origin for key, _, origin in resolved.rows()}
-    assert origins["engine.threads"] == f"{profile}:2"
-    assert origins["learning.prompts_per_step"] == f"{file}:3"
-    assert origins["learning.seed"] == "--seed"
-    assert origins["learning.learning_rate"] == "--set learning.learning_rate"
-    assert origins["learning.group_size"] == "default"
+    rows = {key: (value, origin) for key, value, origin in resolved.rows()}
+    assert rows["engine.threads"] == (4, f"{profile}:2")
+    assert rows["engine.max_rows"] == (12, f"{file}:6")
+    assert rows["learning.prompts_per_step"] == (6, f"{file}:3")
+    assert rows["learning.seed"] == (9, "--seed")
+    assert rows["learning.learning_rate"] == (1e-4, "--set learning.learning_rate")
+    assert rows["learning.group_size"][1] == "default"
 
 
 def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_path: Path) -> None:
@@ -142,27 +121,6 @@ def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_p
     origins = {key: origin for key, _, origin in resolved.rows()}
     assert origins["phases.0.steps"] == f"{file}:3"
     assert origins["phases.1.target_rate"] == "--set phases.1.target_rate"
-
-
-def test_a_set_on_a_missing_list_element_or_without_equals_is_refused(tmp_path: Path) -> None:
-    assert problem(tmp_path, "", sets=["phases.3.steps=1"]).startswith("--set phases.3.steps: phases.3 does not exist")
-    assert problem(tmp_path, "", sets=["phases.².steps=1"]).startswith("--set phases.².steps: ")
-    assert problem(tmp_path, "", sets=["phases"]).startswith("--set phases: expected key=value")
-    assert "; did you mean group_size? `edge-agent config keys learning`" in problem(tmp_path, "", sets=["learning.groupsize=3"])
-
-
-def test_without_a_configuration_group_1_is_learned_for_150_steps_and_then_group_2_without_end() -> None:
-    config = resolve_agent_config(None).config
-    assert [(phase.source, phase.steps, phase.target_rate) for phase in config.phases] == [
-        ("practice:group1", 150, 0.3),
-        ("practice:group2", None, 0.3),
-    ]
-    assert config.learning.max_tokens == DEVICE.response_tokens == 288
-
-
-def test_only_the_last_phase_may_be_endless(tmp_path: Path) -> None:
-    message = problem(tmp_path, "phases:\n  - source: a.jsonl\n  - source: b.jsonl\n    steps: 2\n")
-    assert message.endswith("phase a.jsonl has no number of steps but others follow it")
 
 
 def test_a_resolved_configuration_written_as_yaml_gives_itself_again(tmp_path: Path) -> None:
@@ -198,22 +156,3 @@ def test_any_valid_choice_survives_the_round_trip_through_sets(group_size: int, 
     sets = [f"learning.group_size={group_size}", f"phases.0.target_rate={rate!r}", f"mode={mode}"]
     config = resolve(AgentConfig, sets=sets).config
     assert (config.learning.group_size, config.phases[0].target_rate, config.mode) == (group_size, rate, mode)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("model: &a {path: x}\nserve: *a\n", "agent.yaml:2: an alias (*name); write the value out"),
-        ("mode: " + "[" * 4_000 + "]" * 4_000, "agent.yaml: nested too deeply"),
-        ("mode: auto\nserve: \0\n", "agent.yaml:2: a character that YAML does not allow (U+0000)"),
-        ("mode: 2026-13-45\n", "agent.yaml:1: mode cannot be read: month must be in 1..12"),
-        ("# " + "x" * MOST_BYTES, "agent.yaml: larger than 1 MiB, which no configuration is"),
-    ],
-)
-def test_a_file_that_no_reader_should_take_is_refused_in_one_line(tmp_path: Path, text: str, told: str) -> None:
-    assert problem(tmp_path, text) == told
-
-
-def test_a_bomb_of_aliases_is_refused_before_it_goes_off(tmp_path: Path) -> None:
-    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30))
-    assert problem(tmp_path, f"l0: &l0 [x]\n{levels}\n") == "agent.yaml:2: an alias (*name); write the value out"

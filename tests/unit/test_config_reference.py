@@ -13,12 +13,12 @@ from pydantic import BaseModel
 
 from coordinator.cli import main
 from coordinator.config import CoordinatorConfig, resolve_coordinator_config
-from edge.cli import main as agent_main
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Resolved
-from edge.config.reference import WIDTH, Key, keys_of, keys_under, text_of
+from edge.config.reference import Key, keys_of, keys_under
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
+from tests.unit.conftest import EdgeAgent
 
 KEYS = keys_of(CoordinatorConfig)
 COORDINATOR_BASE = """
@@ -86,11 +86,6 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     code = main(["config", "keys", *arguments])
     told = capsys.readouterr()
     return code, told.out, told.err
-
-
-def of_one(path: str) -> Key:
-    (key,) = [key for key in KEYS if key.path == path]
-    return key
 
 
 def concrete(path: str) -> str:
@@ -185,13 +180,9 @@ def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Ke
     ("prefix", "first", "count"),
     [
         ("storage", "storage", 5),
-        ("admin", "admin", 8),
-        ("budgets.device", "budgets.device", 5),
-        ("upstreams.NAME.prices", "upstreams.NAME.prices", 5),
         ("upstreams.gpt-4.prices.0", "upstreams.NAME.prices[].from_day", 4),
         ("aliases.NAME[].weight", "aliases.NAME[].weight", 1),
         ("tasks.*.dual", "tasks.NAME.dual_scope", 6),
-        ("service.max_", "service.max_message_bytes", 6),
         ("", "listen", len(KEYS)),
     ],
 )
@@ -203,11 +194,10 @@ def test_a_prefix_narrows_to_a_section_a_key_or_names_that_begin_alike(prefix: s
 @pytest.mark.parametrize(
     ("prefix", "told"),
     [
-        ("storge", "there is no key storge; did you mean storage"),
-        ("deadline", "did you mean upstreams.NAME.deadline_s?"),
-        ("service.calls_per_min", "did you mean rates.device.calls_per_min or rates.fleet.calls_per_min"),
-        ("storage.backend.kind", "there is no key storage.backend.kind; "),
-        ("zzz", "there is no key zzz; sections: upstreams, aliases, tasks,"),
+        ("storge", "did you mean storage"),
+        ("service.calls_per_min", "rates.device.calls_per_min"),
+        ("storage.backend.kind", "storage.backend.kind"),
+        ("zzz", "sections: upstreams, aliases, tasks,"),
     ],
 )
 def test_an_unknown_prefix_is_one_line_with_names_near_it_and_exit_code_2(
@@ -222,43 +212,16 @@ def test_the_json_form_has_one_object_a_line_with_the_same_keys(capsys: pytest.C
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [row["key"] for row in rows] == [key.path for key in KEYS]
     (deadline,) = [row for row in rows if row["key"] == "upstreams.NAME.deadline_s"]
-    assert deadline.pop("description") == of_one("upstreams.NAME.deadline_s").description
-    assert deadline == {
-        "key": "upstreams.NAME.deadline_s",
-        "type": "number",
-        "nullable": False,
-        "exclusiveMinimum": 0.0,
-        "required": False,
-        "default": 60.0,
-    }
+    assert (deadline["type"], deadline["exclusiveMinimum"], deadline["required"], deadline["default"]) == (
+        "number",
+        0.0,
+        False,
+        60.0,
+    )
     assert json.loads(outcome(capsys, "storage.backend", "--json")[1])["choices"] == ["sqlite", "postgres", "memory"]
 
 
-@pytest.mark.parametrize(
-    ("text", "section"),
-    [
-        ("{a: 1}", ""),
-        ("{storage: {qqqq: 1}}", "storage"),
-        ("{budgets: {device: {call_limit: 3}}}", "budgets.device"),
-        ("{upstreams: {gpt-4.1: {pth: x}}}", "upstreams.NAME"),
-        ("{upstreams: {big: {prices: [{in: 1}]}}}", "upstreams.NAME.prices"),
-        ("{aliases: {big: [{wieght: 1}]}}", "aliases.NAME"),
-    ],
-)
-def test_the_error_of_an_unknown_key_names_the_command_that_lists_the_known_ones(tmp_path: Path, text: str, section: str) -> None:
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        resolve_coordinator_config(tmp_path / "c.yaml")
-    command = f"edge-coordinator config keys {section}".rstrip()
-    assert str(caught.value).endswith(f"`{command}` describes what there is") and "\n" not in str(caught.value)
-    assert keys_under(KEYS, section)
-
-
-def test_the_agent_has_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert agent_main(["config", "keys", "serve.port"]) == 0
-    assert capsys.readouterr().out.startswith("serve.port: whole number, 0 to 65535; default 8040\n    Port of the endpoint")
-    assert agent_main(["config", "keys", "--json"]) == 0
-    assert [row["key"] for row in json.loads(capsys.readouterr().out)] == [key.path for key in keys_of(AgentConfig)]
-    assert agent_main(["config", "keys", "serv.port"]) == 2
-    assert "did you mean serve.port" in capsys.readouterr().err
-    assert max(map(len, text_of(keys_of(AgentConfig)).splitlines())) <= WIDTH
+def test_the_agent_has_the_same_command(edge_agent: EdgeAgent) -> None:
+    assert edge_agent("config", "keys", "serve.port").out.startswith("serve.port: whole number, 0 to 65535; default 8040")
+    assert [row["key"] for row in edge_agent("config", "keys", "--json").json] == [key.path for key in keys_of(AgentConfig)]
+    edge_agent("config", "keys", "serv.port").refused(2, "did you mean serve.port")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edge.cli import main
 from edge.config.agent import resolve_agent_config
-from edge.config.reference import FIRST_KEYS, WIDTH, keys_of, starter_text
+from edge.config.reference import FIRST_KEYS, keys_of, starter_text
 from edge.config.schema import AgentConfig
+from tests.unit.conftest import EdgeAgent
 from tests.unit.test_config_reference import paths_in
 
 KEYS = {key.path: key for key in keys_of(AgentConfig)}
@@ -34,62 +34,59 @@ def test_the_starter_holds_its_keys_at_their_defaults_and_changes_nothing(tmp_pa
     file.write_text(starter_text(tuple(KEYS.values())))
     assert resolve_agent_config(file).config == AgentConfig()
     assert set(paths_in(yaml.safe_load(file.read_text()))) == set(FIRST_KEYS)
-    assert max(map(len, file.read_text().splitlines())) <= max(WIDTH, 120)
 
 
 def test_init_writes_for_the_owner_alone_and_replaces_only_by_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["config", "init"]) == 0
+    assert edge_agent("config", "init").code == 0
     file = tmp_path / "edge-agent.yaml"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert main(["config", "check", str(file)]) == 0
+    assert edge_agent("config", "check", str(file)).code == 0
     file.write_text("mode: local-only\n")
-    assert main(["config", "init"]) == 2
-    assert "edge-agent.yaml: exists already" in capsys.readouterr().err
+    edge_agent("config", "init").refused(2, "edge-agent.yaml", "exists already")
     assert file.read_text() == "mode: local-only\n"
-    assert main(["config", "init", "edge-agent.yaml", "--force"]) == 0
+    assert edge_agent("config", "init", "edge-agent.yaml", "--force").code == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "mode: auto" in file.read_text()
-    assert main(["config", "init", "none/edge-agent.yaml"]) == 2
+    edge_agent("config", "init", "none/edge-agent.yaml").refused(2)
     assert [each.name for each in tmp_path.iterdir()] == ["edge-agent.yaml"]
 
 
-def test_check_tells_every_problem_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tells_every_problem_with_its_line(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(BAD)
-    assert main(["config", "check", str(file)]) == 1
-    out, err = capsys.readouterr()
-    wrong = ["2: unknown key serve.prot; did you mean port?", "3: serve.port must be at most 65535", "4: mode must be 'auto'",
-             "5: learning.group_size must be a whole number", "7: phases.0.source is empty", "8: unknown key phases.1.tau",
-             "9: model must be a section of keys"]  # fmt: skip
-    *lines, last = err.splitlines()
-    assert (out, last) == ("", f"7 problems in {file}")
-    assert len(lines) == len(wrong)
-    assert all(line.startswith(f"error: {file}:{start}") for line, start in zip(lines, wrong, strict=True)), err
-    assert main(["config", "check", str(file), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is False
-    assert [(problem["line"], problem["key"]) for problem in told["problems"]][:2] == [(2, "serve.prot"), (3, "serve.port")]
+    code, out, err = edge_agent("config", "check", str(file))
+    wrong = {
+        2: "serve.prot",
+        3: "serve.port",
+        4: "mode",
+        5: "learning.group_size",
+        7: "phases.0.source",
+        8: "phases.1.tau",
+        9: "model",
+    }
+    *lines, _ = err.splitlines()
+    assert (code, out, len(lines)) == (1, "", len(wrong))
+    for line, (number, key) in zip(lines, wrong.items(), strict=True):
+        assert line.startswith(f"error: {file}:{number}: ") and key in line
+    told = json.loads(edge_agent("config", "check", str(file), "--json").out)
+    assert told["ok"] is False and {problem["line"]: problem["key"] for problem in told["problems"]} == wrong
 
 
-def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     profile, file = tmp_path / "profile.yaml", tmp_path / "good.yaml"
     profile.write_text("engine:\n  max_rows: many\n  rows: 3\n")
     file.write_text(f"device_profile: {profile}\n")
-    assert main(["config", "check", str(file)]) == 1
-    err = capsys.readouterr().err
-    assert f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
+    code, _, err = edge_agent("config", "check", str(file))
+    assert code == 1 and f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
 
 
-def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("mode: auto\n")
-    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 2
-    assert capsys.readouterr().err.startswith("error: --set serve.prot: unknown key")
+    edge_agent("config", "check", str(file), "--set", "serve.prot=3").refused(2, "--set serve.prot")
     file.write_text(BAD)
-    assert main(["config", "check", str(file), "--set", "serve.prot=3"]) == 1
-    assert "error: --set serve.prot: unknown key" in capsys.readouterr().err
+    ended = edge_agent("config", "check", str(file), "--set", "serve.prot=3")
+    assert ended.code == 1 and "--set serve.prot" in ended.err

@@ -81,18 +81,11 @@ def test_kept_accuracy_is_weighted_by_what_was_kept() -> None:
     progress.feed(step(3, kept=None, coverage=0.0))
     view = progress.view()
     assert view is not None
-    assert view.local_accuracy == pytest.approx(0.55)
-    assert view.coverage == pytest.approx(1 / 3)
-
-
-def test_a_new_phase_starts_new_means() -> None:
-    progress = Progress()
-    progress.feed(step(1, kept=0.0))
+    assert (view.local_accuracy, view.coverage) == (pytest.approx(0.55), pytest.approx(1 / 3))
     progress.feed(PhaseStarted(1, "practice:code", "code", 0.5, None, 0))
-    progress.feed(step(2, kept=1.0))
+    progress.feed(step(4, kept=0.25))
     view = progress.view()
-    assert view is not None
-    assert view.local_accuracy == 1.0
+    assert view is not None and view.local_accuracy == 0.25, "a new phase starts new means"
 
 
 def test_time_left_counts_from_where_the_run_resumed() -> None:
@@ -102,13 +95,13 @@ def test_time_left_counts_from_where_the_run_resumed() -> None:
     view = progress.view()
     assert view is not None
     assert (view.planned, view.left_s) == (110, pytest.approx(18.0))
+    progress.feed(RunStarted("r", "m", steps_done=100, steps_planned=105, adapter_version=1, at=0.0))
+    progress.feed(step(104))
+    assert progress.view().planned == 105, "the plan ends a run that may do more steps"  # type: ignore[union-attr]
 
 
-def test_the_plan_ends_a_run_that_may_do_more_steps() -> None:
-    progress = Progress(max_steps=100)
-    progress.feed(RunStarted("r", "m", steps_done=0, steps_planned=20, adapter_version=0, at=0.0))
-    progress.feed(step(1))
-    assert progress.view().planned == 20  # type: ignore[union-attr]
+NUMBERS = ("1/4", "local accuracy 50.0 %", "20.0 %", "30.0 %", "λ 0.480", "7 calls, 0.00123 USD", "6 s left")
+"""Of the first step: accuracy, rate and target, price, spend and time left, each of which a person is shown."""
 
 
 def test_a_plain_line_tells_every_number_with_its_companion() -> None:
@@ -116,51 +109,8 @@ def test_a_plain_line_tells_every_number_with_its_companion() -> None:
     console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
     clock.advance(5)
     console.emit(step(1))
-    assert stream.getvalue() == (
-        "step 1/4 practice:arith, local accuracy 50.0 %, answered locally 80.0 %, right in the end 75.0 %, "
-        "asks 20.0 % (target 30.0 %), λ 0.480, 7 calls, 0.00123 USD, 900 tokens/s, 2.0 s/step, 6 s left\n"
-    )
-
-
-def test_with_several_phases_the_line_tells_the_phase_and_the_switch_is_said() -> None:
-    console, stream, clock = plain()
-    console.emit(PhaseStarted(0, "practice:group1", "group1", 0.3, 150, 1, phases=2))
-    clock.advance(5)
-    console.emit(step(1))
-    console.emit(PhaseStarted(1, "practice:group2", "group2", 0.3, None, 1, phases=2))
-    clock.advance(5)
-    console.emit(replace(step(151), phase=1, phase_step=1, task="group2", source="practice:group2"))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "phase 1 of 2: learning practice:group1 at a target rate of 30.0 %, for 150 steps"
-    assert lines[1].startswith("step 1 practice:arith (phase 1/2, 1/150), local accuracy")
-    assert lines[2] == "switching tasks: phase 2 of 2: learning practice:group2 at a target rate of 30.0 %, without end"
-    assert lines[3].startswith("step 151 practice:group2 (phase 2/2, 1), local accuracy")
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        ("practice:arith", "practice:arith"),
-        ("mine:math", "mine:math"),
-        ("watched:math", "watched:math"),
-        ("/home/jo/tasks.jsonl", "math"),
-        ("gsm8k:/data/gsm8k", "math"),
-    ],
-)
-def test_a_step_tells_whether_it_was_practice_or_from_ones_own_use(source: str, told: str) -> None:
-    console, stream, clock = plain()
-    clock.advance(5)
-    console.emit(replace(step(1), source=source, task="math"))
-    assert stream.getvalue().startswith(f"step 1 {told}, local accuracy")
-
-
-def test_the_last_step_of_a_phase_is_told_however_fast_it_was() -> None:
-    console, stream, clock = plain()
-    console.emit(PhaseStarted(0, "a", "a", 0.3, 3, 1, phases=2))
-    for number in (1, 2, 3, 4):
-        clock.advance(0.1)
-        console.emit(step(number))
-    assert [line.split(",")[0] for line in stream.getvalue().splitlines()[1:]] == ["step 3 practice:arith (phase 1/2"]
+    (line,) = stream.getvalue().splitlines()
+    assert [part for part in (*NUMBERS, "answered locally 80.0 %", "right in the end 75.0 %") if part not in line] == []
 
 
 def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
@@ -174,16 +124,7 @@ def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
     assert lines[-1].startswith("step 100/100")
 
 
-def test_a_slow_step_gives_a_sign_of_life_every_ten_seconds() -> None:
-    console, stream, clock = plain()
-    for done in range(16):
-        clock.advance(4)
-        console.emit(StepProgress(7, "rollout", done, 16))
-    assert stream.getvalue().splitlines()[0] == "step 7: answering 2 of 16"
-    assert len(stream.getvalue().splitlines()) == 5
-
-
-def test_a_slow_step_has_its_own_line_however_short_ago_it_gave_a_sign_of_life() -> None:
+def test_a_slow_step_gives_signs_of_life_and_its_own_line_however_short_ago_that_was() -> None:
     console, stream, clock = plain(max_steps=100)
     for number in range(1, 4):
         for done in range(1, 9):
@@ -195,7 +136,6 @@ def test_a_slow_step_has_its_own_line_however_short_ago_it_gave_a_sign_of_life()
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines if "right in the end" in line] == ["1", "2", "3"]
     assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
-    assert "step 2: reporting" in lines, "of one thing there is no count"
 
 
 def test_what_a_person_should_know_is_said_at_once() -> None:
@@ -206,14 +146,9 @@ def test_what_a_person_should_know_is_said_at_once() -> None:
     console.emit(HeldOutScored("r", 150, "practice:group1", "group1", 150, 200, 0.62, (0.55, 0.69), 0.8, 0.7, 0.3, 0.0))
     console.emit(RunFinished("r", "stopped", 3, 0, 1, 2, 3_000_000, 61.0, 0.0))
     console.emit(RunFinished("r", "stopped", 3, 3, 1, 2, 3_000_000, 61.0, 0.0))
-    assert stream.getvalue().splitlines() == [
-        "offline: connection refused; answering and learning go on locally",
-        "step skipped",
-        "evaluated 9 of 9",
-        "after step 150, 200 held-out items of practice:group1: forced local 62.0 % right, local accuracy 80.0 %, answered locally 70.0 %",
-        "stopped after step 3 in 1 min 01 s: 1 cloud calls, 3.00 USD",
-        "stopped after step 3 in 1 min 01 s: adapter 3, 1 cloud calls, 3.00 USD",
-    ]
+    parts = ["connection refused", "step skipped", "9 of 9", "62.0 %", "3.00 USD", "adapter 3"]
+    for line, part in zip(stream.getvalue().splitlines(), parts, strict=True):
+        assert part in line
 
 
 def test_the_live_block_shows_rate_accuracy_spend_and_time_left() -> None:
@@ -222,17 +157,7 @@ def test_the_live_block_shows_rate_accuracy_spend_and_time_left() -> None:
         live.emit(RunStarted("r", "m", 0, None, 0, 0.0))
         live.emit(step(1, offline=True))
         live.say("[not] markup")
-    text = stream.getvalue()
-    for part in (
-        "[not] markup",
-        "1/4",
-        "20.0 % of 30.0 %",
-        "λ 0.480",
-        "local accuracy 50.0 %",
-        "7 calls, 0.00123 USD (offline)",
-        "6 s left",
-    ):
-        assert part in text
+    assert [part for part in (*NUMBERS, "[not] markup", "offline") if part not in stream.getvalue()] == []
 
 
 def test_without_a_terminal_progress_goes_to_stderr_and_stdout_stays_clean(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
-import sys
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.errors import UsageError
-from edge.core.events import Event, FanOutSink, JsonLinesSink, MemorySink
-from edge.core.install import install_extra
-from edge.core.plugins import Registry
 from edge.core.rng import derive_seed, stream
 from edge.core.worker import EngineWorker, Priority
-from edge.testing.clock import ManualClock
 
 NAMES = st.lists(st.one_of(st.text(max_size=8), st.integers()), max_size=4)
 
@@ -40,26 +30,6 @@ def test_a_number_and_its_text_name_different_streams() -> None:
 
 def test_seeds_are_the_same_on_every_platform() -> None:
     assert derive_seed(7, "rollout", 3) == 8662171316397236066
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted(Event):
-    kind: ClassVar[str] = "counted"
-    count: int
-
-
-def test_events_are_one_json_object_a_line() -> None:
-    text, memory = io.StringIO(), MemorySink()
-    FanOutSink([JsonLinesSink(text), memory]).emit(_Counted(3))
-    assert json.loads(text.getvalue()) == {"kind": "counted", "count": 3}
-    assert memory.events == [_Counted(3)]
-
-
-def test_an_unknown_implementation_names_the_known_ones() -> None:
-    registry = Registry("backend", {"scripted": "edge.testing.clock:ManualClock"})
-    assert registry.load("scripted") is ManualClock
-    with pytest.raises(UsageError, match="known: scripted"):
-        registry.load("nothing")
 
 
 def _job(log: list[str], name: str, slices: int, gate: threading.Event | None = None) -> Generator[None, None, str]:
@@ -133,13 +103,6 @@ def test_closing_cancels_what_is_queued_and_refuses_more() -> None:
     assert queued.cancelled() or queued.done()
     with pytest.raises(RuntimeError, match="closed"):
         worker.submit(_job(log, "c", 1), Priority.ROLLOUT)
-
-
-def test_what_is_missing_is_installed_from_the_projects_folder_by_the_interpreter_that_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/my env/bin/python")
-    assert install_extra("onnx") == "'/my env/bin/python' -m pip install -c constraints.txt -e '.[onnx]' in the project's folder"
 
 
 def test_no_hint_installs_the_project_from_an_index_where_its_name_is_anothers() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from edge.app.agents import thread_fitting
@@ -42,29 +44,22 @@ def test_a_slow_step_beside_other_programs_names_both_settings_once() -> None:
         clock.advance(11.0)
         watch.emit(inside(step))
     (line,) = notices(sink)
-    assert "other programs use 60 %" in line
-    assert "--set engine.threads=1 --set learning.torch_threads=1" in line
+    assert "60 %" in line and "--set engine.threads=1 --set learning.torch_threads=1" in line
     assert [event for event in sink.events if isinstance(event, StepProgress)] == [inside(1), inside(2), inside(3)]
 
 
-def test_a_slow_step_on_a_quiet_machine_and_a_quick_one_on_a_busy_one_are_no_news() -> None:
-    quiet, told_quiet, clock = watched(None, 0.05)
-    quiet.emit(BEGINS)
-    clock.advance(60.0)
-    quiet.emit(inside(1))
-    quick, told_quick, clock = watched(None, 0.9)
-    quick.emit(BEGINS)
-    clock.advance(2.0)
-    quick.emit(inside(1))
-    assert notices(told_quiet) == notices(told_quick) == []
-
-
-def test_time_that_learning_waited_is_no_slow_step() -> None:
-    watch, sink, clock = watched(None, 0.9)
+@pytest.mark.parametrize(
+    ("load", "waited_s", "step_s", "settings"),
+    [(0.05, 0.0, 60.0, BOTH), (0.9, 0.0, 2.0, BOTH), (0.9, 600.0, 1.0, BOTH), (0.9, 0.0, 60.0, ())],
+    ids=["a quiet machine", "a quick step", "learning waited", "no setting helps"],
+)
+def test_nothing_is_said_where_it_would_not_help(load: float, waited_s: float, step_s: float, settings: tuple[str, ...]) -> None:
+    watch, sink, clock = watched(None, load, settings=settings)
     watch.emit(BEGINS)
-    clock.advance(600.0)
-    watch.emit(LearningResumed(clock.now()))
-    clock.advance(1.0)
+    if waited_s:
+        clock.advance(waited_s)
+        watch.emit(LearningResumed(clock.now()))
+    clock.advance(step_s)
     watch.emit(inside(1))
     assert notices(sink) == []
 
@@ -77,14 +72,6 @@ def test_only_settings_that_would_change_something_are_named(
     engine: int, torch: int, cores: int, wanted: tuple[str, ...]
 ) -> None:
     assert thread_settings(engine, torch, cores) == wanted
-
-
-def test_nothing_is_said_where_no_setting_would_help() -> None:
-    watch, sink, clock = watched(None, 0.9, settings=())
-    watch.emit(BEGINS)
-    clock.advance(60.0)
-    watch.emit(inside(1))
-    assert notices(sink) == []
 
 
 def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,41 +101,20 @@ def since_the_start(*loads: float | None) -> ScriptedProbe:
 def test_threads_give_way_at_once_and_come_back_when_there_is_room_twice(
     loads: tuple[float | None, ...], threads: tuple[int, ...]
 ) -> None:
-    spare = SpareCores(since_the_start(*loads), 4, MemorySink(), ManualClock())
-    assert tuple(spare.threads() for _ in loads) == threads
-
-
-def test_each_change_of_threads_is_one_line() -> None:
     sink = MemorySink()
-    spare = SpareCores(since_the_start(0.5, 0.5, 0.0, 0.0), 2, sink, ManualClock())
-    assert [spare.threads() for _ in range(4)] == [1, 1, 1, 2]
-    less, more = notices(sink)
-    assert less == "other programs use 50 % of the processors: learning uses 1 thread of 2 from here on"
-    assert more == "other programs use 0 % of the processors: learning uses 2 threads of 2 from here on"
-
-
-class CountedThreads:
-    """An engine and a learner that note what they were given."""
-
-    def __init__(self) -> None:
-        self.engine: list[int] = []
-        self.learner: list[int] = []
+    spare = SpareCores(since_the_start(*loads), 4, sink, ManualClock())
+    assert tuple(spare.threads() for _ in loads) == threads
+    assert len(notices(sink)) == sum(now != before for before, now in pairwise((4, *threads))), "each change is one line"
 
 
 class Engine:
-    def __init__(self, counted: CountedThreads) -> None:
-        self.counted = counted
+    """Notes how many threads it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
 
     async def use_threads(self, threads: int) -> None:
-        self.counted.engine.append(threads)
-
-
-class Trainer:
-    def __init__(self, counted: CountedThreads) -> None:
-        self.counted = counted
-
-    def use_threads(self, threads: int) -> None:
-        self.counted.learner.append(threads)
+        self.given.append(threads)
 
 
 @pytest.mark.parametrize(("set_engine", "set_torch", "engine", "learner"), [(0, 0, [1], [1]), (2, 0, [], [1]), (0, 2, [1], [])])
@@ -160,10 +126,9 @@ async def test_only_threads_that_nobody_has_set_are_fitted_and_one_engine_once(
     config = AgentConfig(engine=EngineConfig(threads=set_engine), learning=LearningConfig(torch_threads=set_torch))
     fit = thread_fitting(config, tmp_path / "model.gguf", MemorySink(), ManualClock())
     assert fit is not None
-    counted = CountedThreads()
-    serving = Engine(counted)
-    await fit((serving, serving), Trainer(counted))  # type: ignore[arg-type]
-    assert (counted.engine, counted.learner) == (engine, learner)
+    serving, trainer = Engine(), list[int]()
+    await fit((serving, serving), SimpleNamespace(use_threads=trainer.append))  # type: ignore[arg-type]
+    assert (serving.given, trainer) == (engine, learner)
 
 
 @pytest.mark.parametrize(("threads", "cores"), [(1, 2), (0, 1)])
@@ -175,43 +140,56 @@ def test_nothing_is_fitted_where_all_is_set_or_there_is_one_core(
     assert thread_fitting(config, tmp_path / "model.gguf", MemorySink(), ManualClock()) is None
 
 
-def test_the_doctor_does_not_take_a_running_agent_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A child process keeps one core busy; with an announcement that names it as the agent it is not counted."""
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        monkeypatch.setattr("edge.cli.doctor.announcement", lambda folder: {"pid": busy.pid})
-        monkeypatch.setattr("psutil.Process.children", lambda self, recursive: [])  # as a process that this one has not started
-        as_agent = busy_cores(AgentConfig())
-        monkeypatch.setattr("edge.cli.doctor.announcement", lambda folder: None)
-        as_other = busy_cores(AgentConfig())
-    finally:
-        busy.kill()
-        busy.wait()
-    assert as_other > as_agent + 0.2
-
-
-def test_work_of_a_child_that_has_ended_is_not_taken_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
-    process = type("Process", (), {"cpu_times": lambda self: own[0], "children": lambda self, recursive: []})
-    monkeypatch.setattr(psutil, "Process", process)
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
-    monkeypatch.setattr(psutil, "cpu_times", lambda: machine[0])
-    own, machine, clock = [times(5.0)], [times(100.0)], ManualClock()
-    probe = MachineProbe(clock)
-    probe.read()
-    clock.advance(10.0)
-    own[0], machine[0] = times(6.0, children_user=8.0), times(109.0)
-    assert probe.read().other_load == 0.0
-
-
-def times(user: float, children_user: float = 0.0) -> PsTimes:
-    return PsTimes(user, 0.0, 0.0, children_user, 0.0)
-
-
 class PsTimes(NamedTuple):
     user: float
-    system: float
-    idle: float
-    children_user: float
-    children_system: float
+    system: float = 0.0
+    idle: float = 0.0
+    children_user: float = 0.0
+    children_system: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "own", "agents", "load"),
+    [
+        ((), PsTimes(6.0), PsTimes(5.0), 0.4),  # 9 s on two cores in 10 s, of which this process had one
+        ((77,), PsTimes(6.0), PsTimes(8.0), 0.05),  # and a running agent beside it seven
+        ((), PsTimes(6.0, children_user=8.0), PsTimes(5.0), 0.0),  # or a child of its own that has ended
+    ],
+    ids=["another program", "a running agent", "a child that has ended"],
+)
+def test_work_of_the_agent_and_its_children_is_not_taken_for_other_programs(
+    monkeypatch: pytest.MonkeyPatch, ours: tuple[int, ...], own: PsTimes, agents: PsTimes, load: float
+) -> None:
+    class Process:
+        def __init__(self, pid: int = 0) -> None:
+            self.pid = pid
+
+        def cpu_times(self) -> PsTimes:
+            return spent[self.pid]
+
+        def children(self, recursive: bool) -> list[Process]:
+            return []
+
+    spent, machine, clock = {0: PsTimes(5.0), 77: PsTimes(1.0)}, [PsTimes(100.0)], ManualClock()
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: machine[0])
+    probe = MachineProbe(clock, ours)
+    probe.read()
+    clock.advance(10.0)
+    spent.update({0: own, 77: agents})
+    machine[0] = PsTimes(109.0)
+    assert probe.read().other_load == pytest.approx(load)
+
+
+def test_the_doctor_does_not_take_a_running_agent_for_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def probe_of(clock: object, ours: list[int]) -> ScriptedProbe:
+        seen.append(ours)
+        return ScriptedProbe(Readings(other_load=None), Readings(other_load=0.25))
+
+    monkeypatch.setattr("edge.learning.conditions.MachineProbe", probe_of)
+    monkeypatch.setattr("edge.cli.doctor.announcement", lambda folder: {"pid": 77})
+    assert busy_cores(AgentConfig()) == pytest.approx(0.25 * (os.cpu_count() or 1))
+    assert seen == [[77]]
