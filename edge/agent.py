@@ -96,7 +96,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """A snapshot for a screen. `learning` is one of idle, learning, paused (somebody is served), stopped, finished."""
+    """A snapshot for a screen. `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished."""
 
     run_id: str
     model: ModelInfo

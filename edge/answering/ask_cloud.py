@@ -94,7 +94,7 @@ class CloudQuestions:
             prompt_id=draft.id,
             help_units=1,
             messages=with_hint(asked, draft.local_text, settings.hint_chars, settings.hint_cut),
-            max_output_tokens=settings.max_output_tokens,
+            max_output_tokens=min(draft.request.max_tokens or settings.max_output_tokens, settings.max_output_tokens),
             model_alias=settings.model_alias,
             temperature=draft.request.temperature or 0.0,  # above 0 nobody wants a stored answer again
             openai_json=draft.request.beyond.openai_json,

@@ -149,7 +149,7 @@ class HeldAnswers:
         if ended_otherwise or fits(draft.cloud_text, form.schema):
             draft.content = draft.cloud_text
             return draft.cloud_text
-        failure = f"the cloud LLM's answer has not the form of {form.parameter}"
+        failure = f"the cloud LLM's answer does not match {form.parameter}"
         if draft.mode == "cloud-only" or draft.request.beyond.wants or not form.grammar:
             draft.reason = failure
             self._recorder.keep(draft)

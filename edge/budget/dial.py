@@ -272,7 +272,8 @@ class Dials:
         """Set τ of one task, or of every task (None as the rate: the model decides alone). Raises UsageError outside [0, 1],
         and where too many tasks have a dial of their own."""
         check_rate(rate)
-        if task is not None and task not in self._dials and sum(dial.own for dial in self._dials.values()) >= MOST_OWN_DIALS:
+        others = sum(dial.own for label, dial in self._dials.items() if label != task)
+        if task is not None and others >= MOST_OWN_DIALS:
             raise UsageError(f"{MOST_OWN_DIALS} tasks have a dial of their own already", hint="set one rate for every task")
         now = self._clock.now()
         changed = [self.of(task)] if task is not None else list(self._dials.values())
@@ -287,11 +288,12 @@ class Dials:
                 self.save(dial)
 
     def save(self, dial: HelpDial) -> None:
-        """Write a dial as it is now, in the transaction under way, and strike out those that are kept no longer."""
+        """Write a dial as it is now, in the transaction under way, and delete those that are kept no longer."""
         self._dials.pop(dial.task, None)
         self._dials[dial.task] = dial  # at the end: the last to go
         self._state.database.execute("REPLACE INTO dials VALUES (?, ?)", (dial.task, dial.to_json()))
-        self._state.database.executemany("DELETE FROM dials WHERE task = ?", [(task,) for task in self._forgotten])
+        for task in self._forgotten:
+            self._delete(task)
         self._forgotten.clear()
 
     def _forget_the_oldest(self) -> None:
@@ -301,13 +303,16 @@ class Dials:
             self._forgotten.add(task)
 
     def forget(self, task: str) -> None:
-        """Strike out a task's dial; a task that comes back begins with the rate of every task. Raises NotFound for one without."""
+        """Delete a task's dial; a task that comes back begins with the rate of every task. Raises NotFound for one without."""
         if task not in self._dials:
             raise NotFound(f"no task of the label {task} has a dial", hint="edge-agent budget show lists the tasks")
-        with self._state.database as database:
-            database.execute("DELETE FROM dials WHERE task = ?", (task,))
-            database.execute("DELETE FROM meta WHERE key = ?", (f"budget:{task}",))
+        with self._state.database:
+            self._delete(task)
         del self._dials[task]
+
+    def _delete(self, task: str) -> None:
+        self._state.database.execute("DELETE FROM dials WHERE task = ?", (task,))
+        self._state.database.execute("DELETE FROM meta WHERE key = ?", (f"budget:{task}",))
 
     @property
     def default_rate(self) -> float | None:

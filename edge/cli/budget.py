@@ -167,7 +167,7 @@ def known_labels(budgets: Mapping[str, Any]) -> list[str]:
 
 
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
-    """What is printed about a label that may be a slip of the hand."""
+    """What is printed about a label that may be a typing error."""
     return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'}); edge-agent budget forget strikes one out"
 
 

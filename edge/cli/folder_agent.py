@@ -231,7 +231,7 @@ class FolderAgent:
 
     @contextmanager
     def _writing(self) -> Iterator[StateFolder]:
-        """The folder with its lock held. Raises StateError where no agent has used it: a slip of the hand must not make another one."""
+        """The folder with its lock held. Raises StateError where no agent has used it: a typing error must not make another one."""
         with reading(self._folder) as state:
             if state is None:
                 raise StateError(

@@ -83,7 +83,9 @@ def outbox(
         print_line(f"{reports} for the coordinator: edge-agent outbox --waiting")
     if dropped := found["dropped"]["entries"]:
         gone = counted(dropped, "older entry is", "older entries are")
-        print_line(f"{gone} no longer kept, the last of {local_time(found['dropped']['until'])} (privacy.keep_days)")
+        print_line(
+            f"{gone} no longer kept, the last of {local_time(found['dropped']['until'])} (privacy.keep_days, privacy.keep_entries)"
+        )
 
 
 @app.command("show")

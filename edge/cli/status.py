@@ -20,7 +20,7 @@ from edge.state.reader import no_state_in
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
 
-_STAGES = {"idle": "not learning", "learning": "learning", "paused": "waiting while somebody is answered", "stopped": "stopped"}
+_STAGES = {"idle": "not learning", "learning": "learning", "paused": "waiting", "stopped": "stopped"}
 _LEARNING = ("task", "phase", "phases", "steps_done", "steps_planned", "paused", "waiting", "target_rate", "dual")
 
 

@@ -62,7 +62,6 @@ class EgressClient:
         self._client = client
         self._registry = registry
         self._log = log
-        self._inquiries: dict[tuple[str, bytes], int] = {}
         self._remembered: OrderedDict[str, Redacted] = OrderedDict()
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
@@ -205,14 +204,9 @@ class EgressClient:
             raise
 
     def _write_inquiry(self, method: str, message: WireMessage) -> None:
-        """Write down a request without content of anybody's: one entry for the same bytes, however often they are sent."""
-        payload = message.SerializeToString()
-        known = self._inquiries.get((method, payload))
-        if known is None:
-            request = EgressRequest("inquiry", "the budget or a call's state is asked for", method, payload)
-            self._inquiries[method, payload] = self._log.write(request)
-        else:
-            self._log.sent_again(known)
+        """Write down a request without content of anybody's."""
+        why = "the budget or a call's state is asked for"
+        self._log.write_inquiry(EgressRequest("inquiry", why, method, message.SerializeToString()))
 
 
 def _chars_of(call: CloudCall) -> int:

@@ -36,6 +36,8 @@ _PROBE_S = 0.05
 _STOP_S = 10.0
 _CRASH_HINT = "edge-agent doctor checks whether llama.cpp runs on this processor"
 _RESTART_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_HEALTHY_S = 30.0
+"""A child that ran so long begins its failures anew."""
 _UPSTREAM_FIELDS = (
     "model", "path", "base_url", "api_key", "api_key_env", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok", "tokens_field",
     "allow_plaintext", "threads",
@@ -127,7 +129,10 @@ class EmbeddedCoordinator:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the child and wait until it serves. Raises CoordinatorUnavailable with the child's last words, or that it crashed."""
+        """Start the child and wait until it serves. Raises CoordinatorUnavailable with the child's last words, or that it crashed.
+
+        A child that is only slow goes on starting, and is reached later.
+        """
         self._write_settings()
         self._watching = asyncio.create_task(self._keep_running(), name="embedded-coordinator")
         try:
@@ -137,7 +142,8 @@ class EmbeddedCoordinator:
             await self.aclose()
             raise
         except TimeoutError as error:
-            await self.aclose()
+            if self.pid is None:
+                await self.aclose()
             reason = self._last_words() or f"not serving after {self._start_timeout_s:g} s"
             raise CoordinatorUnavailable(
                 f"the embedded coordinator did not start: {reason}", hint=f"see {self.log_file}"
@@ -193,7 +199,7 @@ class EmbeddedCoordinator:
             code = await self._run_once()
             if self._stopping:
                 return
-            failures = 0 if self._clock.monotonic() - began > 30.0 else failures + 1
+            failures = 1 if self._clock.monotonic() - began > _HEALTHY_S else failures + 1
             self._crash = exit_name(code) if has_crashed(code) else ""
             words = _CRASH_HINT if self._crash else self._last_words()
             ended = f"{'crashed' if self._crash else 'ended'} ({exit_name(code)})"

@@ -25,6 +25,8 @@ SentKind = Literal["answering", "learning", "evaluation", "step report", "regist
 SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
 _DROPPED = "sent_dropped"
 _DAY_S = 86400.0
+_MOST_INQUIRIES = 1000
+"""Different repeated requests that are known; one that is met anew gets an entry of its own."""
 _CHECK_EVERY = 256
 """Entries between two checks for what is too old."""
 _COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"
@@ -183,6 +185,17 @@ class SentLog:
         self._keep = keep
         self._since_check = _CHECK_EVERY
         self._again: Counter[int] = Counter()
+        self._inquiries: dict[tuple[str, bytes], int] = {}
+
+    def write_inquiry(self, request: EgressRequest) -> None:
+        """Keep a request that is sent again and again: one entry for the same bytes, its repeats counted with the next entry."""
+        same = request.method, request.payload
+        if same in self._inquiries:
+            self._again[self._inquiries[same]] += 1
+            return
+        if len(self._inquiries) >= _MOST_INQUIRIES:
+            self._inquiries.clear()
+        self._inquiries[same] = self.write(request)
 
     def write(self, request: EgressRequest) -> int:
         """Keep a request before it is sent; its number. Raises Withheld when it cannot be written: then it must not be sent."""
@@ -197,10 +210,6 @@ class SentLog:
         except sqlite3.Error as error:
             raise Withheld(f"what leaves the device cannot be written down ({error})", hint="make room on the disk") from error
         return int(cursor.lastrowid or 0)
-
-    def sent_again(self, number: int) -> None:
-        """The same bytes are sent once more; counted with the next entry."""
-        self._again[number] += 1
 
     def not_delivered(self, number: int, outcome: str) -> None:
         """Note that it was not sent after all, and why; where that cannot be written it stays as if it had been sent."""
@@ -230,6 +239,7 @@ class SentLog:
             dropped = {"entries": before.entries + row[0], "until": max(before.until, row[1])}
             self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
             self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(dropped)))
+            self._inquiries.clear()  # what is sent again may have been dropped: it gets a new entry
 
 
 @contextmanager

@@ -313,8 +313,8 @@ class LearningConfig(Section):
 class UseConfig(Section):
     """Learning from one's own use in `edge-agent run`: verdicts on answers, and task files in a folder.
 
-    Questions that were answered on this device alone are learned from without asking the cloud. An item is learned from `passes` times;
-    where it is changed or corrected, it is a new one.
+    Questions that were answered on this device alone are learned from without asking the cloud. An item is learned from until it was
+    right in `passes` steps; where it is changed or corrected, it is a new one.
     """
 
     feedback: bool = Field(True, description="Learn from verdicts on answers (edge-agent feedback, chat, page) and corrections.")
@@ -325,7 +325,12 @@ class UseConfig(Section):
         None, description="Folder whose task files (.jsonl, .csv) are learned from as they come, change and go (null: none)."
     )
     share: Rate = Field(0.25, description="Share of the steps for one's own use, while it has something to learn from.")
-    passes: int = Field(4, ge=1, le=1000, description="How often one question is learned from.")
+    passes: int = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="Steps in which half of a question's responses must be right, or 8 times as many steps that show its answer.",
+    )
     target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator has one for.")
 
 
@@ -685,7 +690,7 @@ class SpeedConfig(Section):
         None, description="Tokens/s of a LoRA update: forward, backward, all micro-batches."
     )
     answer_overhead_s: NotNegative | None = Field(
-        None, description="Seconds until an answer's first letter beyond its prompt and that token."
+        None, description="Seconds until an answer's first token beyond its prompt and that token."
     )
     token_overhead_s: NotNegative | None = Field(
         None, description="Seconds that each token of an answer takes beyond its decoding, until it is shown."

@@ -452,6 +452,7 @@ class OwnUse:
         with self._state.database as database:
             for item in plan.used:
                 database.execute("REPLACE INTO item_uses VALUES (?, ?, ?)", (item, self.rules.passes, plan.step))
+                database.execute("DELETE FROM demonstrated WHERE item = ?", (item,))
 
     def _sources(self) -> list[OwnSource]:
         """Those of the watched files are made anew only when files or labels have changed."""

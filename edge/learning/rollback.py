@@ -53,14 +53,14 @@ class RollbackMonitor:
     sound: Callable[[int], Awaitable[bool]]
 
     def exam_is_due(self) -> bool:
-        """Whether enough steps were made since the last exam."""
+        """Whether enough steps were made since the last exam, and what serves may be left at all."""
         checked = int(self.state.meta(_CHECKED) or 0)
-        return self.every is not None and self.state.position().steps_done - checked >= self.every
+        steps_since = self.state.position().steps_done - checked
+        return self.every is not None and steps_since >= self.every and self._may_be_left(self.state.lineage().serving)
 
     async def worse_than_before(self) -> Rollback | None:
         """What should be gone back to, and why; None when what serves may stay. Leaves any adapter in the engine when an exam was due."""
-        found, serving = await self.disliked(), self.state.lineage().serving
-        return found or (await self._by_anchors(serving) if self._may_be_left(serving) and self.exam_is_due() else None)
+        return await self.disliked() or (await self._by_anchors(self.state.lineage().serving) if self.exam_is_due() else None)
 
     async def disliked(self) -> Rollback | None:
         """The same by people's verdicts alone, which needs no engine and no step."""

@@ -157,7 +157,7 @@ class ScoredGroup:
 @dataclass(slots=True)
 class Rollout:
     """Samples and scores the groups of one batch. Of the last batch: `cloud_s` are the seconds from its first call to its last reply (0:
-    nothing was asked), `left_out` the prompts that the engine rejected, a line each."""
+    nothing was asked), `left_out` why prompts were left out, a line each."""
 
     backend: InferenceBackend
     cloud: GroupCalls
@@ -172,7 +172,8 @@ class Rollout:
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
         """The scored groups in the order of the batch. `on_group` gets how many are done.
 
-        A prompt that the engine rejects (too long for its context) is left out. Raises EdgeError when no prompt is left.
+        A prompt that cannot be answered or judged (too long for the context, a sandbox that does not start) is left out, and `left_out`
+        says why. Raises EdgeError when no prompt is left.
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
 

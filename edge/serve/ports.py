@@ -40,10 +40,10 @@ class AnswerNote:
     were billed elsewhere. `final` is the answer alone, without reasoning, tags and box.
     `assist_rate` is the realised rate of the task's latest answers, `target_rate` its dial's τ (None: unknown). `tool_calls` are in
     OpenAI's form, `refusal` is the cloud LLM's. `asked`: help was asked for, by the model, by the mode or by what the request wants;
-    `model_asked`: by the model, or its own answer was unusable where the mode asks then. `quota` is what may still be asked, see
+    `model_asked`: by the model itself. `quota` is what may still be asked, see
     edge/budget/quota.py.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
-    label of which that is not true may be a slip of the hand. `cloud_model`: the cloud LLM that answered, "" where none did.
+    label of which that is not true may be a typing error. `cloud_model`: the cloud LLM that answered, "" where none did.
     """
 
     id: str

@@ -52,7 +52,11 @@ def note_of(record: AnswerRecord) -> AnswerNote:
     if record.source == "cloud":
         written = record.cloud_output_tokens
         shared |= {"prompt_tokens": record.cloud_tokens - written, "completion_tokens": written}
-    shared |= {"asked": record.asked or record.source != "local", "model_asked": record.asked, "spend_uusd": record.charged_uusd}
+    shared |= {
+        "asked": record.asked or record.source != "local",
+        "model_asked": record.asked and record.mode == "auto",
+        "spend_uusd": record.charged_uusd,
+    }
     beyond_text = json.loads(record.openai_json or "{}")
     return AnswerNote(**shared, tool_calls=tuple(beyond_text.get("tool_calls") or ()), refusal=beyond_text.get("refusal"))
 
@@ -89,7 +93,7 @@ class RunningAgent:
 
     async def rollback(self, version: int) -> Mapping[str, Any]:
         """Serve and learn on from a version."""
-        return asdict(await self._agent.adapter.rollback(version))
+        return (await self._agent.adapter.rollback(version)).to_dict()
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""

@@ -50,7 +50,7 @@ class AnswerRecord:
     asked: the model asked for help, or in prefer-local its answer was unusable. call_state: "" no call, completed, refused, failed,
     unsettled (its end is not known yet), or what it turned out to be later: refunded, in_doubt, never_arrived. local_latency_s: seconds of
     local generation; cloud_latency_s: seconds of the cloud call, None without one; first_token_s: until the first text was shown. quota:
-    what might still be asked when the answer was finished, see edge/agent/quota.py. cached: the cloud's answer had been paid for before.
+    what might still be asked when the answer was finished, see edge/budget/quota.py. cached: the cloud's answer had been paid for before.
     question_chars: characters that a cloud call for it sends, or would have sent.
     might_ask: the model was free to ask; False where the cloud was paused or off, or only the cloud could follow what was wanted.
     held: the request gave a form or tools, which no training question has.

@@ -410,7 +410,7 @@ class LearningResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class WentBack(Event):
-    """The guard has taken a version out of service. `cause`: anchors or feedback; `reason` is one line with the evidence."""
+    """A version that did worse than an earlier one was rolled back. `cause`: anchors, feedback or damage; `reason`: the evidence."""
 
     kind: ClassVar[str] = "went_back"
     from_version: int

@@ -59,7 +59,7 @@ class StateReader:
         return Lineage(steps_done, steps_done)
 
     def best_version(self) -> int:
-        """The version that did best in the guard's last exam, which is kept to go back to; 0: the bare model, or none was held."""
+        """The version that did best in the last exam, which is kept to go back to; 0: the bare model, or none was held."""
         return int(self.meta(BEST_VERSION) or 0)
 
     def ancestors(self, version: int) -> Iterator[int]:

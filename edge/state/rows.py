@@ -130,7 +130,7 @@ def exam_answers(text: str) -> dict[str, ExamAnswer]:
 
 @dataclass(frozen=True, slots=True)
 class WentBackRow:
-    """That at some time another version was made to serve: by a person, or by what found the first one worse (anchors, feedback)."""
+    """That at some time another version was made to serve: by a person, or by what found the first worse (anchors, feedback, damage)."""
 
     at: float
     from_version: int
