@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.bench.coordinator.plan import GOALS
 from tools.bench.harness import Rounds, Row, Spread, spread
 
 UNSATURATED = 0.5
@@ -26,7 +25,7 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     busiest = max(_upstream_shares([*ours, *peer]))
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
     start = spread(result["start_s"] for result in ours)
-    row.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), start.text("s"), start.median, GOALS.start_s, " s")
+    row.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), start.text("s"), start.median, 2.0, " s")
     busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
     row.notes = [*_error_notes(measured), *busy]
     return row
@@ -40,9 +39,9 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     growth = sizes[-1] - sizes[len(sizes) // 4]
     beside = f"LiteLLM {spread(_phase(peer, 'calls', 'memory_mib')).text('MiB')} after fewer" if peer else ""
     told = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
-    row.at_most("memory after many calls", beside, told, sizes[-1], round(GOALS.memory_mib), " MiB")
+    row.at_most("memory after many calls", beside, told, sizes[-1], 143, " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
-    row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, GOALS.growth_mib, " MiB")
+    row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, 5.0, " MiB")
     _books(row, [result["audit"]])
     return row
 
@@ -52,11 +51,11 @@ def idle_row(rounds: Rounds) -> Row:
     row = Row("idle", "idle devices", {"ours": list(rounds)})
     memory = spread(result["memory_mib"] for result in rounds)
     devices = rounds[0]["devices"]
-    row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, round(GOALS.idle_mib), " MiB")
+    row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, 572, " MiB")
     slowed = spread(
         result["ms"]["beside"]["p50"] / ((result["ms"]["alone"]["p50"] + result["ms"]["after"]["p50"]) / 2) for result in rounds
     )
-    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, GOALS.idle_p50_times)
+    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, 1.1)
     resting = spread(100 * result["cpu_share_idle"] for result in rounds)
     row.without_goal("processor while they only watch", "", resting.text("% of a core"))
     return row
@@ -68,7 +67,7 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
     start = spread(result["start_s"] for result in rounds)
     entries = rounds[0]["audit"]["entries"]
     what = f"SERVING after SIGKILL, {entries} journal entries, {holds} open holds"
-    row.at_most(what, "", start.text("s"), start.median, GOALS.recovery_s, " s")
+    row.at_most(what, "", start.text("s"), start.median, 2.0, " s")
     unresolved = sum(abs(holds - result["in_doubt"]) for result in rounds)
     row.at_most("open holds not charged as in doubt", "", str(unresolved), unresolved, 0, "")
     differences = sum(result["audit"]["differences"] + result["audit"]["overspends"] for result in rounds)
@@ -80,7 +79,7 @@ def soak_row(result: Mapping[str, Any]) -> Row:
     """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
     row, looks = Row("soak", "soak", {"ours": [result]}), result["looks"]
     first, last = looks[max(0, len(looks) // 4 - 1)], looks[-1]
-    bounds = (GOALS.soak_descriptors, GOALS.soak_threads, GOALS.soak_tasks, GOALS.soak_growth_mib)
+    bounds = (8, 4, 8, 16.0)
     for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
         trend = ", ".join(f"{each[at]:.0f}" for each in looks)
         row.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
@@ -93,22 +92,10 @@ def soak_row(result: Mapping[str, Any]) -> Row:
     return row
 
 
-def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """Where our processor time goes, by thread."""
-    lines = []
-    threads: Mapping[str, float] = profile["threads_s"]
-    total = sum(threads.values()) or 1.0
-    lines.append("processor time: " + ", ".join(f"{name} {100 * value / total:.0f} %" for name, value in threads.items()))
-    for name in ("loop", "ledger"):
-        shares = ", ".join(f"{function} {100 * share:.0f} %" for function, share in list(profile[name]["ours"].items())[:14])
-        lines.append(f"{name} thread, on the stack: {shares}")
-    return lines
-
-
 def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
     for name, bound, times_bound in (
-        ("p50", GOALS.added_p50_ms, GOALS.added_p50_times),
-        ("p99", GOALS.added_p99_ms, GOALS.added_p99_times),
+        ("p50", 1.5, 6.0),
+        ("p99", 10.0, 2.0),
     ):
         mine = spread(_added(ours, name))
         row.at_most(f"added {name}, one call at a time", "the upstream's p50", mine.text("ms"), mine.median, bound, " ms")
@@ -121,16 +108,16 @@ def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
 def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
     ours, peer = measured["ours"], measured.get("litellm", ())
     unary = _per_core(ours, "calls")
-    row.at_least("Complete per core", "", unary.text("calls/s", 0), unary.median, GOALS.calls_per_core_s, "/s")
+    row.at_least("Complete per core", "", unary.text("calls/s", 0), unary.median, 1500.0, "/s")
     if peer:
         other = _per_core(peer, "calls")
         times = unary.median / other.median
         against = f"LiteLLM {other.text('calls/s', 0)}"
-        row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, GOALS.calls_times)
+        row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, 10.0)
     wanted = (
-        ("batch", "CompleteBatch", GOALS.batch_per_core_s),
-        ("close", "CloseStep", GOALS.controls_per_core_s),
-        ("budget", "GetBudget", GOALS.controls_per_core_s),
+        ("batch", "CompleteBatch", 2500.0),
+        ("close", "CloseStep", 4000.0),
+        ("budget", "GetBudget", 4000.0),
     )
     for phase, name, bound in wanted:
         rate = _per_core(ours, phase)
