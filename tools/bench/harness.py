@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
@@ -70,11 +70,6 @@ class Spread:
     def text(self, unit: str, digits: int = 2) -> str:
         """`1.23 s (1.20-1.30)`: median and quartiles."""
         return f"{self.median:.{digits}f} {unit} {self.range(digits)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Every sample, the median and the quartiles."""
-        first, third = self.quartiles
-        return {"median": self.median, "q1": first, "q3": third, "n": len(self.samples), "samples": list(self.samples)}
 
 
 def spread(samples: Iterable[float]) -> Spread:
@@ -159,7 +154,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
         cells = (verdict.what, verdict.against, verdict.measured, verdict.goal, mark)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for row in rows:
-        if row.missed:
+        if row.missed and row.profile:
             lines += ["", f"**Missed: {row.title}.** Where it goes:", "", *(f"- {entry}" for entry in row.profile)]
         if row.notes:
             lines += ["", f"*{row.title}*: " + "; ".join(row.notes) + "."]
@@ -267,41 +262,29 @@ def write_json(file: Path, value: Any) -> None:
 
 
 class Screen:
-    """What a person sees meanwhile: a live line on a terminal, now and then a line elsewhere."""
+    """What a person sees meanwhile: a line for each part, and one a minute while it lasts."""
 
-    _QUIET_S, _WIDTH = 60.0, 110
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+    _QUIET_S = 60.0
 
     def begin(self, key: str) -> OnLine:
         """A part begins; the answer is called with how it goes."""
-        self._line(f"  {key} ...", live=True)
         shown = 0.0
 
         def on_line(seconds: float, line: str) -> None:
             nonlocal shown
-            if self._live or seconds - shown >= self._QUIET_S:
+            if seconds - shown >= self._QUIET_S:
                 shown = seconds
-                self._line(f"  {key} ... {seconds:.0f} s  {line}", live=self._live)
+                self.line(f"  {key} ... {seconds:.0f} s  {line[:80]}")
 
         return on_line
 
     def end(self, key: str, seconds: float, note: str) -> None:
         """A part is over."""
-        self._line(f"  {key}: {seconds:.0f} s, {note}", live=False)
+        self.line(f"  {key}: {seconds:.0f} s, {note}")
 
-    def title(self, text: str) -> None:
-        """A row begins."""
-        self._line(f"== {text}", live=False)
-
-    def _line(self, text: str, *, live: bool) -> None:
-        if live and not self._live:
-            return
-        cut = text[: self._WIDTH].replace("\n", " ")
-        self._stream.write(("\r\x1b[K" if self._live else "") + cut + ("" if live else "\n"))
-        self._stream.flush()
+    def line(self, text: str) -> None:
+        """Say it at once."""
+        print(text, file=sys.stderr, flush=True)
 
 
 # -- what it was measured on -----------------------------------------------------------------------------------------------------------
@@ -392,7 +375,7 @@ class Run:
         above = f"Measured side by side in one run, {when}.{doubt}{about}"
         done: list[Row] = []
         for name in self.names:
-            self.screen.title(name)
+            self.screen.line(f"== {name}")
             done.append(row(name))
             write_json(self._file.with_suffix(".json"), {**facts, "rows": [asdict(one) for one in done]})
             self._file.with_suffix(".md").write_text(markdown(done, machine, above), encoding="utf-8")

@@ -31,7 +31,7 @@ from edge.core.machine import MachineFacts, machine_facts
 from edge.evaluation.plan import EvalPlan
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run
-from tools.bench.table.watch import memory_now
+from tools.bench.table.memory import memory_now
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import Examiner, Router
 from tools.experiments.result import (
