@@ -22,8 +22,8 @@ from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES, practice_stream
 from tools.integrations.trl.bundled import folder_name, write_hf_folder
+from tools.integrations.trl.desk import reader_of
 from tools.integrations.trl.plans import messages
-from tools.integrations.trl.responses import reader_of
 
 MODELS = ("nano-edge", "nano-edge-llama")
 

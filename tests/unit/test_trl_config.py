@@ -27,9 +27,9 @@ from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import Terminated, main
 from tools.integrations.trl.compare import compare, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
+from tools.integrations.trl.desk import Completion, as_response
 from tools.integrations.trl.plans import columns, curriculum
-from tools.integrations.trl.processes import AccelerateProcesses
-from tools.integrations.trl.responses import Completion, as_response
+from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.trainer import config_fields, paper_scale, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
@@ -202,7 +202,7 @@ def test_a_response_ended_by_itself_at_the_limit_of_tokens_or_beyond_its_steps(t
 
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
-    processes = AccelerateProcesses(wait_s=60)
+    processes = Processes(wait_s=60)
     assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
     assert processes.gather([1, 2]) == [1, 2]
     assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
@@ -215,7 +215,7 @@ def test_processes_that_a_launcher_started_and_nobody_connected_are_refused(monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(UsageError, match="2 processes were started but are not connected"):
-        AccelerateProcesses(wait_s=60)
+        Processes(wait_s=60)
 
 
 def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):

@@ -18,13 +18,12 @@ from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
 from edge.training.loss import policy_loss
-from tools.integrations.trl.building import build_trainer, grpo_config
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
-from tools.integrations.trl.processes import OneProcess
+from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.rewards import SharedSteps
-from tools.integrations.trl.trainer import config_fields, paper_scale
+from tools.integrations.trl.trainer import build_trainer, config_fields, grpo_config, paper_scale
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -76,7 +75,7 @@ def config_of(out: Path, **trainer: Any) -> TrlConfig:
 def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, desk: FixedDesk) -> Any:
     from datasets import Dataset
 
-    steps = SharedSteps(OneProcess())
+    steps = SharedSteps(Processes(wait_s=60))
     steps.give(desk, SimpleNamespace(run=asyncio.run))
     rows = {"prompt": [[{"role": "user", "content": f"What is {n} + 1?"}] for n in range(4)], "position": list(range(4))}
     trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), 1, steps)

@@ -13,12 +13,22 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from edge.core.errors import EdgeError
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.desk import TrainerNumbers, Verdict
-from tools.integrations.trl.processes import OneProcess
-from tools.integrations.trl.responses import Completion, Reader
+from tools.integrations.trl.desk import Completion, Reader, TrainerNumbers, Verdict
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
 
 READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
+
+
+class Alone:
+    """A run in a single process."""
+
+    is_main, count, index = True, 1, 0
+
+    def gather(self, own: Sequence[Any]) -> list[Any]:
+        return list(own)
+
+    def from_main(self, make: Any) -> Any:
+        return make()
 
 
 class NotedDesk:
@@ -49,7 +59,7 @@ def loop() -> Iterator[LoopThread]:
 
 
 def steps_of(desk: NotedDesk, loop: LoopThread) -> SharedSteps:
-    steps = SharedSteps(OneProcess())
+    steps = SharedSteps(Alone())
     steps.give(desk, loop)
     return steps
 

@@ -24,8 +24,7 @@ from tests.unit.agent_world import HELP, item, local_answer
 from tests.unit.verl_free_keys import FREE
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.method import NEEDS, SAMES
-from tools.integrations.verl.prepare import prepare
-from tools.integrations.verl.rows import as_row, item_of
+from tools.integrations.verl.prepare import as_row, item_of, prepare
 from tools.integrations.verl.settings import STATE_FILE, DagrpoSettings
 from tools.integrations.verl.steps import RunState, TrainingSteps
 

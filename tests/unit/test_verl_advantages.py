@@ -16,7 +16,7 @@ from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.rpc.client import StepUnits
 from tests.unit.agent_world import item
 from tests.unit.trained import training_groups
-from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
+from tools.integrations.verl.estimator import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info
 
 RESPONSES = st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.sampled_from([0, 1]), st.booleans())

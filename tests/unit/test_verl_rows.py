@@ -15,8 +15,7 @@ from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
 from tests.shared_data import shared_data
 from tools.integrations.sources import open_mixed
-from tools.integrations.verl.prepare import main, prepare
-from tools.integrations.verl.rows import as_row, item_of
+from tools.integrations.verl.prepare import as_row, item_of, main, prepare
 
 PRACTICE = ("practice:arith", "practice:science", "practice:code", "practice:facts")
 

@@ -10,14 +10,16 @@ again: it gets the λ it had, and its calls are answered from the ledger.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from typing import Any
 
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
+from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import has_signal
+from edge.inference.decisions import opens_step
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
 from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, ScoredResponse, step_units
@@ -28,10 +30,51 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
 from tools.integrations.scoring import Scorer
-from tools.integrations.trl.responses import Completion, as_response
 
 OPENED = "trl_opened"
 """Under this name the state folder keeps the step that was opened last, from before anything was asked in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One response as TRL sampled it: the place of its prompt in the run, its ids with the one that ended it, and its text."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """From TRL's ids to text: `decode` leaves control tokens out, `ends` are the ids that end a response."""
+
+    decode: Callable[[Sequence[int]], str]
+    ends: frozenset[int]
+
+    def read(self, position: int, token_ids: Sequence[int]) -> Completion:
+        """One completion."""
+        ids = tuple(token_ids)
+        return Completion(position, ids, self.decode(ids), bool(ids) and ids[-1] in self.ends)
+
+
+def reader_of(tokenizer: Any, ends: Iterable[int]) -> Reader:
+    """From ids to text with a transformers tokenizer; some models have more than one id that ends a response."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return Reader(decode, frozenset(map(int, ends)))
+
+
+def as_response(completion: Completion, max_steps: int) -> LocalResponse:
+    """The response with the reason for its end: one that went beyond the step limit counts as stopped there, which the agent's engine
+    does, and one without an end as cut off; both are format violations. Its log-probabilities are TRL's and not told."""
+    finish = FinishReason.EOS if completion.ended else FinishReason.LENGTH
+    if opens_step(completion.text, max_steps + 1) is not None:
+        finish = FinishReason.STEP_LIMIT
+    silent = (0.0,) * len(completion.token_ids)
+    return LocalResponse(completion.text, completion.token_ids, silent, finish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +101,6 @@ class TrainerNumbers:
     sampler_gap: float = 0.0
 
 
-class StepDesk(Protocol):
-    """What the main process does for a step, in this order. Steps count from 1."""
-
-    async def open(self, step: int) -> float:
-        """Open it; returns λ for the whole of it. Raises EdgeError."""
-        ...
-
-    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """Score its responses, G in a row for each prompt; at most one cloud call for each prompt."""
-        ...
-
-    async def close(self, step: int) -> None:
-        """Report it; the coordinator moves λ."""
-        ...
-
-    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """Keep what it came to."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeskRoles:
-    """What the desk works with. All of it belongs to the loop that the desk's methods are awaited on."""
-
-    state: StateFolder
-    reporter: StepReporter
-    scorer: Scorer
-    sink: EventSink
-    clock: Clock
-
-
 @dataclass(slots=True)
 class _Underway:
     """A step between its opening and its end. `again`: it was written down before."""
@@ -106,35 +118,50 @@ class _Underway:
 
 
 class Desk:
-    """The desk over a coordinator; trainers, which are not asynchronous, reach it through `SharedSteps`."""
+    """The desk over a coordinator: open, verdicts, close and write_down of one step, then of the next; steps count from 1.
 
-    def __init__(self, roles: DeskRoles, plans: Sequence[StepPlan], phases: Sequence[int] = ()) -> None:
+    Everything lives on the loop that its methods are awaited on; trainers, which are not asynchronous, reach it through `SharedSteps`.
+    """
+
+    def __init__(
+        self,
+        state: StateFolder,
+        reporter: StepReporter,
+        scorer: Scorer,
+        sink: EventSink,
+        clock: Clock,
+        plans: Sequence[StepPlan],
+        phases: Sequence[int] = (),
+    ) -> None:
         """`phases`: how many steps each phase has."""
-        self._roles = roles
+        self._state, self._reporter, self._scorer, self._sink, self._clock = state, reporter, scorer, sink, clock
         self._plans = plans
-        self._group_size = roles.scorer.settings.group_size
+        self._group_size = scorer.settings.group_size
         self._phases = tuple(phases)
         self._now: _Underway | None = None
         self._was_refused = False
 
     async def begin(self, model: str) -> None:
         """Tell that the run begins, or goes on."""
-        state, done = self._roles.state, self._roles.state.position().steps_done
-        self._roles.sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._roles.clock.now()))
+        state, done = self._state, self._state.position().steps_done
+        self._sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._clock.now()))
 
     async def open(self, step: int) -> float:
-        """See StepDesk."""
-        roles, plan = self._roles, self._plans[step - 1]
-        began, again = roles.clock.monotonic(), step <= roles.state.position().steps_done
+        """Open it; returns λ for the whole of it. Raises EdgeError."""
+        plan = self._plans[step - 1]
+        began, again = self._clock.monotonic(), step <= self._state.position().steps_done
         opened = self._as_written_down(plan) if again else await self._opened(plan)
         if plan.phase_step == 1 and not again:
-            roles.sink.emit(_phase(plan, opened, self._phases))
+            self._sink.emit(_phase(plan, opened, self._phases))
         self._now = _Underway(plan, opened, began, again, [])
         return opened.dual
 
     async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """See StepDesk. Raises EdgeError where the responses are not those of the step's prompts."""
-        now, roles = self._underway(step), self._roles
+        """Score its responses, G in a row for each prompt; at most one cloud call for each prompt.
+
+        Raises EdgeError where the responses are not those of the step's prompts.
+        """
+        now = self._underway(step)
         items, size = now.plan.items, self._group_size
         _require_places(step, [completion.position for completion in completions], len(items), size)
         responses = [
@@ -142,41 +169,42 @@ class Desk:
             for index, item in enumerate(items)
         ]
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
-        now.groups, now.cloud_s = await roles.scorer.score(batch, responses)
-        now.scored_s = roles.clock.monotonic()
+        now.groups, now.cloud_s = await self._scorer.score(batch, responses)
+        now.scored_s = self._clock.monotonic()
         self._tell_refused(now.groups)
         return verdicts_of(now.groups)
 
     async def close(self, step: int) -> None:
-        """See StepDesk. A step made again was reported before."""
-        now, roles = self._underway(step), self._roles
-        ended = roles.clock.monotonic()
+        """Report it; the coordinator moves λ. A step made again was reported before."""
+        now = self._underway(step)
+        ended = self._clock.monotonic()
         now.update_s = ended - now.scored_s
         if now.again:
             self._tell_otherwise(now)
         else:
-            now.closed = await roles.reporter.close(now.opened, step_units(now.groups))
-        now.close_s = roles.clock.monotonic() - ended
+            now.closed = await self._reporter.close(now.opened, step_units(now.groups))
+        now.close_s = self._clock.monotonic() - ended
 
     async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """See StepDesk. Commits the step to the state folder and tells it."""
-        now, roles, closed = self._underway(step), self._roles, self._underway(step).closed
+        """Commit what it came to to the state folder, and tell it."""
+        now = self._underway(step)
+        closed = now.closed
         self._now = None
         if closed is None:
             return
         event = self._event(now, numbers)
         control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
-        event = replace(event, control=control, at=roles.clock.now())
-        roles.state.commit_step(_commit(now, event, closed, roles.state))
-        roles.sink.emit(event)
+        event = replace(event, control=control, at=self._clock.now())
+        self._state.commit_step(_commit(now, event, closed, self._state))
+        self._sink.emit(event)
 
     async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
         """Hand in reports that still wait, and tell what the run came to; `adapter_version` 0 where no adapter was written."""
         try:
-            await self._roles.reporter.deliver()
+            await self._reporter.deliver()
         except CoordinatorUnavailable:
             self._notice("the coordinator is away; reports that wait are delivered when the run goes on")
-        state, clock = self._roles.state, self._roles.clock
+        state, clock = self._state, self._clock
         steps = state.steps(last=1)
         totals = (
             (steps[0].cloud.total_cloud_calls, steps[0].cloud.total_cloud_tokens, steps[0].cloud.total_spend_uusd)
@@ -185,21 +213,21 @@ class Desk:
         )
         done = state.position().steps_done
         finished = RunFinished(state.run_id, reason, done, adapter_version, *totals, seconds, clock.now())
-        self._roles.sink.emit(finished)
+        self._sink.emit(finished)
         return finished
 
     async def _opened(self, plan: StepPlan) -> OpenStep:
         """The step at the coordinator, durably noted before anything is asked under its number."""
-        state = self._roles.state
+        state = self._state
         known = json.loads(state.meta(OPENED) or "null")
         if known is not None and known["step"] == plan.step:
             return OpenStep(**known["opened"])
-        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
+        opened = await self._reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         state.set_meta(OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
         return opened
 
     def _as_written_down(self, plan: StepPlan) -> OpenStep:
-        state = self._roles.state
+        state = self._state
         event = state.step_at(plan.step)
         if event is None:
             raise EdgeError(f"step {plan.step} is missing in {state.folder}", hint="begin again with another folder (out)")
@@ -216,12 +244,12 @@ class Desk:
         )
 
     def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
-        before = next(iter(self._roles.state.steps(last=1)), None)
+        before = next(iter(self._state.steps(last=1)), None)
         seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
         return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
 
     def _tell_otherwise(self, now: _Underway) -> None:
-        before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
+        before, asked = self._state.step_at(now.plan.step), step_units(now.groups)
         if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
             self._notice(
                 f"step {now.plan.step} was made again and turned out otherwise ({asked.help} of {asked.total} asked); "
@@ -236,7 +264,7 @@ class Desk:
         self._was_refused = bool(refused)
 
     def _notice(self, text: str) -> None:
-        self._roles.sink.emit(Notice(text, self._roles.clock.now()))
+        self._sink.emit(Notice(text, self._clock.now()))
 
     def _underway(self, step: int) -> _Underway:
         if self._now is None or self._now.plan.step != step:

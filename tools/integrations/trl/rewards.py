@@ -15,9 +15,8 @@ from transformers import TrainerCallback
 
 from edge.core.errors import EdgeError
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.desk import StepDesk, TrainerNumbers, Verdict
+from tools.integrations.trl.desk import Desk, Reader, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.responses import Reader
 
 T = TypeVar("T")
 COST_WEIGHT = 1
@@ -31,10 +30,10 @@ class SharedSteps:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._desk: tuple[StepDesk, LoopThread] | None = None
+        self._desk: tuple[Desk, LoopThread] | None = None
         self.step = 0
 
-    def give(self, desk: StepDesk, loop: LoopThread) -> None:
+    def give(self, desk: Desk, loop: LoopThread) -> None:
         """In the main process: from now on this desk is asked, on its loop."""
         self._desk = desk, loop
 
@@ -59,7 +58,7 @@ class SharedSteps:
         """Keep what the step came to."""
         self._of_main(lambda desk: desk.write_down(step, numbers))
 
-    def _of_main(self, ask: Callable[[StepDesk], Coroutine[Any, Any, T]]) -> T:
+    def _of_main(self, ask: Callable[[Desk], Coroutine[Any, Any, T]]) -> T:
         def asked() -> T:
             if self._desk is None:
                 raise EdgeError("no coordinator is open in this process")

@@ -22,11 +22,11 @@ from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import scorer_of
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import Desk, DeskRoles
+from tools.integrations.trl.desk import Desk
 from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
-from tools.integrations.trl.processes import AccelerateProcesses, Processes
-from tools.integrations.trl.trainer import wait_s
+from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.trainer import build_trainer, grpo_config, keep_quiet, wait_s
 
 if TYPE_CHECKING:
     from edge.learning.run_folder import RunFolder
@@ -67,26 +67,18 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
 
     from tools.integrations.trl.rewards import SharedSteps
 
-    config, processes = resolved.config, AccelerateProcesses(wait_s(resolved.config))
+    config, processes = resolved.config, Processes(wait_s(resolved.config))
     disable_progress_bar()
-    _require_options(config, processes)
+    keep_quiet()
+    grpo_config(config, processes.count)  # refuses what TRL's arguments refuse, while nothing is touched
     with ExitStack() as stack:
         steps = SharedSteps(processes)
         main = _MainProcess(resolved, steps, stream or sys.stderr, stack)
         processes.from_main(lambda: main.hold(fresh))
         prepared = prepare(config, processes)
-        trainer = _trainer(config, prepared, processes.count, steps)
+        trainer = build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes.count, steps)
         checkpoint = processes.from_main(lambda: main.begin(prepared))
         return main.watch(lambda: _train(trainer, config, checkpoint))
-
-
-def _require_options(config: TrlConfig, processes: Processes) -> None:
-    """Raises UsageError for what TRL's arguments refuse, while nothing is touched."""
-    from tools.integrations.trl.building import grpo_config
-    from tools.integrations.trl.trainer import keep_quiet
-
-    keep_quiet()
-    grpo_config(config, processes.count)
 
 
 def prepare(config: TrlConfig, processes: Processes) -> Prepared:
@@ -107,13 +99,6 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
         ) from error
     plan = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
     return Prepared(model, tokenizer, form, plan)
-
-
-def _trainer(config: TrlConfig, prepared: Prepared, processes: int, steps: SharedSteps) -> Any:
-    """TRL's trainer over the desk. Raises UsageError."""
-    from tools.integrations.trl.building import build_trainer
-
-    return build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, steps)
 
 
 def _train(trainer: Any, config: TrlConfig, checkpoint: str | None) -> None:
@@ -267,7 +252,7 @@ async def _open_desk(
     scorer = scorer_of(agent, client, clock, _rollout_settings(config, prepared, state.run_id, registry))
     reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
     phases = [phase.steps or 0 for phase in agent.phases]
-    return Desk(DeskRoles(state, reporter, scorer, sink, clock), prepared.plan.steps, phases)
+    return Desk(state, reporter, scorer, sink, clock, prepared.plan.steps, phases)
 
 
 def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:

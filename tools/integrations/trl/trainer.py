@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer as DA-GRPO wants it. Knows GRPOConfig's fields and which of them the algorithm fixes; knows nothing of coordinators.
+"""TRL's trainer: which fields of GRPOConfig a run sets, how TRL's loss becomes the paper's, and the trainer that is built of both.
 
 The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1,
 and
@@ -13,14 +13,19 @@ norm does, and is divided by it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.options import VLLM_DEFAULTS, require_free
+from tools.integrations.trl.desk import reader_of
+from tools.integrations.trl.options import VLLM_DEFAULTS, require_decided, require_free, require_switches
+
+if TYPE_CHECKING:
+    from tools.integrations.trl.rewards import SharedSteps
 
 WAIT_S = 7200
 """How long processes wait for the main one where trainer.options.ddp_timeout says nothing: it asks the cloud and judges for all of them."""
@@ -161,3 +166,72 @@ def keep_quiet() -> None:
     logger = logging.getLogger("trl.trainer.grpo_trainer")
     if not any(isinstance(known, NoTexts) for known in logger.filters):
         logger.addFilter(NoTexts())
+
+
+def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: int, steps: SharedSteps) -> Any:
+    """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that TRL refuses, or cannot begin with."""
+    from transformers import PrinterCallback
+    from trl import GRPOTrainer
+
+    from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale
+
+    learning = config.agent.learning
+    rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
+    scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
+    callback = DualCallback(steps, scale)
+    keep_quiet()
+    try:
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=[rewards.task_reward, rewards.help_cost],
+            args=grpo_config(config, processes),
+            train_dataset=data_set,
+            processing_class=tokenizer,
+            callbacks=[callback],
+            peft_config=adapter_of(config),
+        )
+    except (ImportError, OSError, ValueError) as error:
+        raise UsageError(
+            f"TRL cannot begin: {_first_line(error)}", hint="see model and trainer.options in the configuration"
+        ) from error
+    if trainer.aux_loss_enabled:
+        raise UsageError(
+            "the model adds a loss of its own for its experts, which the method does not have",
+            hint="set trainer.options.router_aux_loss_coef to 0",
+        )
+    rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
+    callback.move(trainer.reward_weights)
+    trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
+    return trainer
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def grpo_config(config: TrlConfig, processes: int) -> Any:
+    """TRL's arguments. Raises UsageError for options that the run or TRL refuses."""
+    from trl import GRPOConfig
+
+    fields, options = config_fields(config, processes), config.trainer.options
+    known = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    require_decided(options, known)
+    require_switches(options, known)
+    try:
+        return GRPOConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"trainer.options: TRL refuses them: {_first_line(error)}", hint="see the fields of trl.GRPOConfig"
+        ) from error
+
+
+def adapter_of(config: TrlConfig) -> Any:
+    """The agent's adapter as peft has it; None where all weights are trained."""
+    from peft import LoraConfig
+
+    if config.trainer.tuning == "full":
+        return None
+    adapter = config.agent.adapter
+    return LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), lora_dropout=0.0, task_type="CAUSAL_LM"
+    )

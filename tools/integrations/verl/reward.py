@@ -17,7 +17,7 @@ from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
 from tools.integrations.scoring import Scorer, scorer_of
 from tools.integrations.verl.outcomes import OUTSIDE_TRAINING, as_info, score_one
-from tools.integrations.verl.rows import item_of
+from tools.integrations.verl.prepare import item_of
 from tools.integrations.verl.settings import DagrpoSettings
 
 STEP_FIELD = "dagrpo_step"
