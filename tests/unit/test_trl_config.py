@@ -28,9 +28,9 @@ from tools.integrations.trl.__main__ import Terminated, main
 from tools.integrations.trl.compare import compare, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.desk import Completion, as_response
-from tools.integrations.trl.plans import columns, curriculum
+from tools.integrations.trl.plans import curriculum
 from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.trainer import config_fields, paper_scale, passes
+from tools.integrations.trl.trainer import config_fields, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
 ACCELERATE = Path("tools/integrations/trl/accelerate")
@@ -82,8 +82,6 @@ def test_the_launch_files_have_the_papers_settings(name):
     ("text", "told"),
     [
         ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
-        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {advantage_scale: group}}", "advantage_scale"),
-        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {temperature: 0.7}}", "temperature"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
         ("trainer: {tunning: full}", "tunning"),
         ("agent: {phases: []}", "name at least one phase"),
@@ -96,11 +94,6 @@ def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, t
         resolve_run(path)
 
 
-def test_the_command_line_tells_what_is_wrong_in_one_line(tmp_path, capsys):
-    assert main(["run", str(tmp_path / "missing.yaml")]) != 0
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
 def test_other_fields_of_trl_are_passed_on_and_those_that_the_algorithm_fixes_are_refused():
     assert config_fields(config_of(options={"use_vllm": True}), 1)["use_vllm"] is True
     with pytest.raises(UsageError, match="beta is set by the run itself"):
@@ -111,11 +104,6 @@ def test_one_update_takes_all_responses_however_many_processes_there_are():
     assert [passes(config_of(rows_per_pass=8), count) for count in (1, 2, 8)] == [128, 64, 16]
     with pytest.raises(UsageError, match="no multiple of 3 processes x 8 rows"):
         passes(config_of(rows_per_pass=8), 3)
-
-
-def test_the_bound_on_the_gradient_is_in_trls_scale():
-    fields = config_fields(config_of(loss_type="dr_grpo"), 1)
-    assert fields["max_grad_norm"] * paper_scale("dr_grpo", 8, 288) == pytest.approx(1.0)
 
 
 def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path):
@@ -176,15 +164,6 @@ def test_prompts_that_are_too_long_are_passed_over_and_counted():
     assert ([item.id for item in plan.items], plan.passed_over, plan.steps[0].cursor_after) == (["math-1", "math-3"], 2, 4)
     with pytest.raises(TaskFileError, match="no prompt of the first 1000 fits"):
         curriculum(config, open_sums, lambda item: False)
-
-
-def test_the_data_set_has_each_prompt_as_messages_and_its_place():
-    items = tuple(islice(open_sums("sums").train(0), 2))
-    assert columns(items, "compact") == {
-        "prompt": [[{"role": "user", "content": "What is 0 + 1?"}], [{"role": "user", "content": "What is 1 + 1?"}]],
-        "position": [0, 1],
-    }
-    assert columns(items, "full")["prompt"][0][0]["role"] == "system"
 
 
 @pytest.mark.parametrize(
@@ -283,9 +262,7 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
     ("change", "told"),
     [
         (lambda line: b"\xff\x00\xfe", "is no text"),
-        (lambda line: line.replace(b'"seconds_by_part"', b'"other"'), "line 2: not a step"),
         (lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"'), "line 2: not a step"),
-        (lambda line: b'{"kind": "step_finished", "seconds_by_part": []}', "line 2: not a step"),
     ],
 )
 def test_events_that_cannot_be_read_are_no_difference(change, told, tmp_path, capsys):
@@ -309,19 +286,14 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     a, same = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "same", noisy(0.3, 2))
     other = write_run(tmp_path / "other", noisy(0.4, 3))
     assert compare([a], [same]).agree
+    several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
+    assert (several.noise, several.agree) == ("the spread between runs", True)
     result = compare([a], [other])
     told = {one.measure: one for one in result.differences}
     assert not told["assist_rate"].agree
     assert not told["dual at the end"].agree
     assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
     assert "not the same" in result.text()
-
-
-def test_several_runs_on_both_sides_are_held_against_their_own_spread(tmp_path):
-    a = [write_run(tmp_path / f"a{seed}", noisy(0.3, seed)) for seed in (1, 2, 3)]
-    b = [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5, 6)]
-    result = compare(a, b)
-    assert (result.noise, result.runs_a, result.agree) == ("the spread between runs", 3, True)
 
 
 def test_compare_on_the_command_line_tells_by_its_exit_code(tmp_path, capsys):

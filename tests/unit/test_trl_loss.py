@@ -23,7 +23,7 @@ from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.desk import Verdict
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.rewards import SharedSteps
-from tools.integrations.trl.trainer import build_trainer, config_fields, grpo_config, paper_scale
+from tools.integrations.trl.trainer import build_trainer, config_fields, paper_scale
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -241,12 +241,3 @@ def test_the_grpo_baselines_objective_is_trls_loss_with_ratios_inside_and_outsid
         for row, length in enumerate(LENGTHS)
     ]
     assert loss == pytest.approx(-sum(rows) / len(rows), rel=1e-5)
-
-
-def test_the_algorithm_is_what_grpo_config_gets(tmp_path):
-    args = grpo_config(config_of(tmp_path), 1)
-    assert (args.beta, args.num_iterations, args.scale_rewards, args.loss_type) == (0.0, 1, "none", "luspo")
-    assert (args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty) == (1.0, 1.0, 0, None, 1.0)
-    assert (args.steps_per_generation, args.gradient_accumulation_steps, args.generation_batch_size) == (1, 1, G * PROMPTS)
-    assert args.max_grad_norm == pytest.approx((G - 1) / G)
-    assert args.lr_scheduler_type == "constant"

@@ -79,17 +79,6 @@ def test_both_reward_functions_share_one_scoring(loop: LoopThread):
     assert desk.asked == [("open", 1), ("verdicts", 1, [(0, "3 2", True), (0, "0 7", False)])]
 
 
-def test_the_order_of_the_reward_functions_does_not_matter_and_each_step_is_scored_anew(loop: LoopThread):
-    desk = NotedDesk()
-    steps = steps_of(desk, loop)
-    rewards = GroupRewards(steps, READER)
-    for step in (1, 2):
-        steps.open(step)
-        assert rewards.help_cost(position=[0, 0], completion_ids=[[1], [1]]) == [2.0, 2.0]
-        assert rewards.task_reward(position=[0, 0], completion_ids=[[1], [1]]) == [2.0, 2.0]
-    assert [asked[:2] for asked in desk.asked] == [("open", 1), ("verdicts", 1), ("open", 2), ("verdicts", 2)]
-
-
 def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else(loop: LoopThread):
     desk, weights = NotedDesk(), [1.0, 0.0]
     callback = DualCallback(steps_of(desk, loop), Scale(1.0))

@@ -66,11 +66,6 @@ def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learn
     assert sum(map(abs, ours)) == pytest.approx(sum(map(abs, wanted)), abs=1e-12)
 
 
-def test_a_batch_without_a_usable_group_has_neither_advantages_nor_weights():
-    assert row_advantages([1.0, 0.0], [0, 1], [True, False], ["a", "a"], 0.5) == [0.0, 0.0]
-    assert row_weights([True, False], ["a", "a"]) == [0.0, 0.0]
-
-
 def rows_of(*responses: ScoredResponse) -> list[dict[str, object]]:
     return [{"reward_extra_info": as_info(response), "turn_scores": []} for response in responses]
 

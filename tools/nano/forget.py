@@ -147,39 +147,7 @@ def family_accuracy(responder: Responder, name: str, items: int) -> float:
 
 
 def write_curves(curves: Sequence[Curve], folder: Path) -> None:
-    """`forgetting.json` and, where matplotlib is installed, `forgetting.png`."""
+    """`forgetting.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     document = [asdict(curve) | {"forgetting_points": curve.forgetting_points} for curve in curves]
     (folder / "forgetting.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    plot_curves(curves, folder / "forgetting.png")
-
-
-def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """One panel a curve: accuracy of both groups over the steps, the switch marked."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("matplotlib is not installed: no figure was drawn", file=sys.stderr)
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(curves), figsize=(5.2 * len(curves), 4), sharey=True, squeeze=False)
-    for axes, curve in zip(panels[0], curves, strict=True):
-        steps = [point.step for point in curve.points]
-        for group, colour in zip(GROUPS, ("tab:blue", "tab:orange"), strict=True):
-            shares = [100 * point.accuracy[group] for point in curve.points]
-            axes.plot(steps, shares, marker="o", color=colour, label=f"{group} = {' + '.join(GROUPS[group])}")
-        axes.axvline(max(steps) / 2, color="grey", linestyle="--", linewidth=1)
-        axes.set_title(
-            f"{curve.model}: {curve.first}, then {curve.second} ({curve.first} -{curve.forgetting_points:.0f} points)",
-            fontsize=10,
-        )
-        axes.set_xlabel("fine-tuning steps (32 worked solutions each)")
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel(f"forced-local accuracy, T = 0, n = {curves[0].items_per_group} (%)")
-    panels[0][0].set_ylim(0, 100)
-    panels[0][0].legend(loc="lower left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from edge.models.decoder import Decoder
 
@@ -64,9 +63,3 @@ def sizes_of(decoder: Decoder) -> tuple[int, ...]:
     """What may grow."""
     spec = decoder.spec
     return spec.width, spec.layers, spec.heads, spec.ffn_width
-
-
-def largest_difference(one: Decoder, other: Decoder, ids_BT: Tensor) -> float:
-    """The largest absolute difference of their logits."""
-    with torch.no_grad():
-        return float((one(ids_BT) - other(ids_BT)).abs().max())
