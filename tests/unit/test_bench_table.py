@@ -11,11 +11,12 @@ from threading import Event
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
 import pytest
 
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
-from tools.bench.harness import Part, Results, Row, Screen, run_part
+from tools.bench.harness import Part, Results, Row, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import rows
 from tools.bench.table.__main__ import parse, plan_of
@@ -136,8 +137,8 @@ def counting(calls: list[str], result: dict):
 def test_a_finished_part_is_read_back_and_another_job_is_measured_again(tmp_path: Path) -> None:
     calls: list[str] = []
     part = Part("row/a/1", ("python", "-m", "x"), {"steps": 1})
-    first = Results(tmp_path, Screen(), run=counting(calls, {"value": 1})).measure(part)
-    again = Results(tmp_path, Screen(), run=counting(calls, {"value": 2}))
+    first = Results(tmp_path, run=counting(calls, {"value": 1})).measure(part)
+    again = Results(tmp_path, run=counting(calls, {"value": 2}))
     assert again.measure(part) == first
     assert first["value"] == 1
     assert again.measure(Part("row/a/1", ("python", "-m", "x"), {"steps": 2}))["value"] == 2
@@ -149,7 +150,7 @@ def test_a_result_does_not_count_when_the_files_it_names_are_gone_or_it_is_damag
     made = tmp_path / "made"
     made.touch()
     part = Part("models/a", ("python",), {})
-    results = Results(tmp_path, Screen(), run=counting(calls, {"files": [str(made)]}))
+    results = Results(tmp_path, run=counting(calls, {"files": [str(made)]}))
     results.measure(part)
     results.measure(part)
     assert len(calls) == 1
@@ -169,7 +170,7 @@ def test_a_part_is_given_its_job_and_its_result_is_kept_with_when_it_was_taken(t
         "json.dump({'twice': 2*job['n'], 'e': os.environ['E']}, open(sys.argv[2], 'w'))"
     )
     part = Part("row/a/1", (sys.executable, "-c", code), {"n": 21}, {"E": "set"})
-    found = Results(tmp_path, Screen(), run=run_part).measure(part)
+    found = Results(tmp_path, run=run_part).measure(part)
     assert (found["twice"], found["e"]) == (42, "set")
     assert found["taken"]["key"] == "row/a/1"
 
@@ -232,21 +233,9 @@ def until(look, seconds: float = 30.0):
 def gone(pid: int) -> bool:
     """No such process, or only its name is left."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            if sys.platform == "linux"
-            else not alive(pid)
-        )
-    except FileNotFoundError:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError
 from tests.unit.experiment_world import make_results
 from tests.unit.test_experiments_spec import CHOSEN
@@ -103,7 +102,7 @@ def test_only_what_has_no_result_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def _all(cells: Cells, jobs: int = 1) -> tuple[Board, list[Ended]]:
-    board, ended = Board(CELLS, jobs, Pace(), SystemClock()), list[Ended]()
+    board, ended = Board(CELLS, jobs, Pace()), list[Ended]()
     await run_all(board, cells, asyncio.Event(), ended.append)
     return board, ended
 

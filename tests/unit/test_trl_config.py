@@ -25,7 +25,7 @@ from tests.unit.test_console import step as finished_step
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import Terminated, main
-from tools.integrations.trl.compare import compare, of_blocks
+from tools.integrations.trl.compare import compare, difference, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
 from tools.integrations.trl.desk import Completion, as_response
 from tools.integrations.trl.plans import curriculum
@@ -94,12 +94,6 @@ def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, t
         resolve_run(path)
 
 
-def test_other_fields_of_trl_are_passed_on_and_those_that_the_algorithm_fixes_are_refused():
-    assert config_fields(config_of(options={"use_vllm": True}), 1)["use_vllm"] is True
-    with pytest.raises(UsageError, match="beta is set by the run itself"):
-        config_fields(config_of(options={"beta": 0.1}), 1)
-
-
 def test_one_update_takes_all_responses_however_many_processes_there_are():
     assert [passes(config_of(rows_per_pass=8), count) for count in (1, 2, 8)] == [128, 64, 16]
     with pytest.raises(UsageError, match="no multiple of 3 processes x 8 rows"):
@@ -109,7 +103,7 @@ def test_one_update_takes_all_responses_however_many_processes_there_are():
 def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path):
     phases = (PhaseConfig(source="practice:group1", steps=2), PhaseConfig(source="practice:group2", target_rate=0.5, steps=1))
     config = AgentConfig(learning=LearningConfig(prompts_per_step=4, seed=5), phases=phases)
-    own = curriculum(config, open_source, lambda item: True).steps
+    own = curriculum(config, open_source, lambda item: True)
     with StateFolder(tmp_path) as state:
         theirs = AgentsCurriculum(phases, open_source, state, 5, 4)
         for plan in own:
@@ -123,9 +117,8 @@ def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path)
 
 def test_two_phases_of_one_source_go_on_in_its_stream():
     phases = tuple(PhaseConfig(source="sums", steps=1) for _ in range(2))
-    steps = curriculum(
-        AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases), open_sums, lambda item: True
-    ).steps
+    config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
+    steps = curriculum(config, open_sums, lambda item: True)
     assert [item.id for step in steps for item in step.items] == ["math-0", "math-1", "math-2", "math-3"]
 
 
@@ -157,11 +150,11 @@ def test_a_mixture_goes_on_where_it_was_and_holds_items_of_each_source_back():
         open_mixed("math+")
 
 
-def test_prompts_that_are_too_long_are_passed_over_and_counted():
+def test_prompts_that_are_too_long_are_passed_over():
     phases = (PhaseConfig(source="sums", steps=1),)
     config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
-    plan = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
-    assert ([item.id for item in plan.items], plan.passed_over, plan.steps[0].cursor_after) == (["math-1", "math-3"], 2, 4)
+    (step,) = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
+    assert ([item.id for item in step.items], step.cursor_after) == (["math-1", "math-3"], 4)
     with pytest.raises(TaskFileError, match="no prompt of the first 1000 fits"):
         curriculum(config, open_sums, lambda item: False)
 
@@ -287,7 +280,7 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     other = write_run(tmp_path / "other", noisy(0.4, 3))
     assert compare([a], [same]).agree
     several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
-    assert (several.noise, several.agree) == ("the spread between runs", True)
+    assert (several.runs_a, several.runs_b, several.agree) == (2, 2, True)
     result = compare([a], [other])
     told = {one.measure: one for one in result.differences}
     assert not told["assist_rate"].agree
@@ -315,5 +308,5 @@ def test_of_a_hundred_comparisons_of_the_same_about_one_says_they_differ(steps):
     for number in range(300):
         sides = [_five_series(number, side, steps) for side in (1, 2)]
         pairs = [[y - x for x, y in zip(a, b, strict=True)] for a, b in zip(*sides, strict=True)]
-        apart += not all(of_blocks(differences).explains(sum(differences) / steps) for differences in pairs)
+        apart += not all(difference("", 0.0, sum(each) / steps, *of_blocks(each)).agree for each in pairs)
     assert 0 < apart <= 9

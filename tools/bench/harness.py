@@ -193,9 +193,8 @@ RunPart = Callable[[Part, Path, Path, OnLine], float]
 class Results:
     """A folder of results. With `fresh`, stored ones do not count but those of this run do."""
 
-    def __init__(self, folder: Path, screen: Screen, *, fresh: bool = False, run: RunPart | None = None) -> None:
+    def __init__(self, folder: Path, *, fresh: bool = False, run: RunPart | None = None) -> None:
         self._folder = folder
-        self._screen = screen
         self._fresh = fresh
         self._run = run or run_part
         self._of_this_run: dict[str, str] = {}
@@ -205,7 +204,7 @@ class Results:
         file = self._folder / "parts" / f"{part.key}.json"
         stored = self._stored(part, file)
         if stored is not None:
-            self._screen.end(part.key, stored["seconds"], "read back")
+            note(f"  {part.key}: read back")
         else:
             stored = self._measured(part, file)
         return {**stored["result"], "taken": {name: stored[name] for name in ("key", "at", "load_before", "seconds")}}
@@ -237,13 +236,13 @@ class Results:
         raw.unlink(missing_ok=True)
         job.write_text(json.dumps(part.job, indent=1), encoding="utf-8")
         load, at = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        seconds = self._run(part, job, raw, self._screen.begin(part.key))
+        seconds = self._run(part, job, raw, minutely(part.key))
         result = json.loads(raw.read_text(encoding="utf-8"))
         stored = {"key": part.key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
         write_json(file, stored)
         raw.unlink()
         self._of_this_run[part.key] = part.digest
-        self._screen.end(part.key, seconds, f"load before {load:.1f}")
+        note(f"  {part.key}: {seconds:.0f} s, load before {load:.1f}")
         return stored
 
 
@@ -261,30 +260,22 @@ def write_json(file: Path, value: Any) -> None:
     write_atomically(file, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-class Screen:
-    """What a person sees meanwhile: a line for each part, and one a minute while it lasts."""
+def note(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, file=sys.stderr, flush=True)
 
-    _QUIET_S = 60.0
 
-    def begin(self, key: str) -> OnLine:
-        """A part begins; the answer is called with how it goes."""
-        shown = 0.0
+def minutely(key: str) -> OnLine:
+    """Notes once a minute how a process goes."""
+    noted = 0.0
 
-        def on_line(seconds: float, line: str) -> None:
-            nonlocal shown
-            if seconds - shown >= self._QUIET_S:
-                shown = seconds
-                self.line(f"  {key} ... {seconds:.0f} s  {line[:80]}")
+    def on_line(seconds: float, line: str) -> None:
+        nonlocal noted
+        if seconds - noted >= 60.0:
+            noted = seconds
+            note(f"  {key} ... {seconds:.0f} s  {line[:80]}")
 
-        return on_line
-
-    def end(self, key: str, seconds: float, note: str) -> None:
-        """A part is over."""
-        self.line(f"  {key}: {seconds:.0f} s, {note}")
-
-    def line(self, text: str) -> None:
-        """Say it at once."""
-        print(text, file=sys.stderr, flush=True)
+    return on_line
 
 
 # -- what it was measured on -----------------------------------------------------------------------------------------------------------
@@ -349,13 +340,12 @@ def rounds_of(given: argparse.Namespace, usual: int) -> int:
 
 
 class Run:
-    """One run of a table: its folder, results and screen. Warns where the machine does other work. Raises UsageError for a wrong row."""
+    """One run of a table: its folder and results. Warns where the machine does other work. Raises UsageError for a wrong row."""
 
     def __init__(self, given: argparse.Namespace, table: str, size: str, rows: Sequence[str]) -> None:
         self.names = rows_of(given.rows, rows)
-        self.screen = Screen()
         self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
-        self.results = Results(self.out, self.screen, fresh=given.fresh)
+        self.results = Results(self.out, fresh=given.fresh)
         self._file = self.out / table
         self._size = size
         self._load = os.getloadavg()[0]
@@ -375,7 +365,7 @@ class Run:
         above = f"Measured side by side in one run, {when}.{doubt}{about}"
         done: list[Row] = []
         for name in self.names:
-            self.screen.line(f"== {name}")
+            note(f"== {name}")
             done.append(row(name))
             write_json(self._file.with_suffix(".json"), {**facts, "rows": [asdict(one) for one in done]})
             self._file.with_suffix(".md").write_text(markdown(done, machine, above), encoding="utf-8")

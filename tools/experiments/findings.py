@@ -38,11 +38,6 @@ class Runs:
         values = [value(result) for result in self.results]
         return over_seeds(values) if values and None not in values else None
 
-    def across(self, source: str, phases: tuple[int, int], rule: Rule, statistic: Statistic) -> Estimate | None:
-        """A statistic of two looks of the same runs at the same items."""
-        first, second = (Part(self, source, phase) for phase in phases)
-        return compared([first], [second], (rule, rule), statistic)
-
     def by_seed(self, source: str, phase: int) -> dict[int, Look]:
         """The looks at one source by seed."""
         found = {result.cell.seed: result.look(source, phase) for result in self.results}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 RUNS = Path("runs/nano")
@@ -18,7 +19,6 @@ def main() -> None:
         "export": run_export,
         "passes": run_passes,
         "card": run_card,
-        "forget": run_forget,
         "spread": run_spread,
     }
     run[arguments.command](arguments)
@@ -52,15 +52,6 @@ def parse() -> argparse.Namespace:
     passes.add_argument("--threads", type=int, default=1)
     tables = commands.add_parser("card", help="the model card's tables from reports of `edge-agent eval --json-out`")
     tables.add_argument("reports", type=Path, nargs="+")
-    forget = commands.add_parser("forget", help="fine-tune on one group, then on the other, and measure what is forgotten")
-    forget.add_argument("model", help="a bundled model's name or the path of a GGUF file")
-    forget.add_argument("--steps", type=int, default=100, help="fine-tuning steps on each group")
-    forget.add_argument("--every", type=int, default=25, help="evaluate every so many steps")
-    forget.add_argument("--items", type=int, default=200, help="test items of each group")
-    forget.add_argument("--seed", type=int, default=0)
-    forget.add_argument("--threads", type=int, default=1)
-    forget.add_argument("--learning-rate", type=float, help="AdamW's rate on the adapter")
-    forget.add_argument("--out", type=Path, help="folder for forgetting.json (default runs/nano/forget-MODEL)")
     return parser.parse_args()
 
 
@@ -106,9 +97,11 @@ def spread(file: Path) -> None:
 
 def run_passes(arguments: argparse.Namespace) -> None:
     """Print how often one response of one, and of eight, is right."""
-    from tools.nano.evaluate import pass_table
+    from tools.nano.passes import pass_table
 
-    print(pass_table(model_path(arguments.model), arguments.per_level, arguments.seed, arguments.threads))
+    path = BUNDLED / f"{arguments.model}.gguf"
+    path = path if path.exists() else Path(arguments.model)
+    print(asyncio.run(pass_table(path, arguments.per_level, arguments.seed, arguments.threads)))
 
 
 def run_card(arguments: argparse.Namespace) -> None:
@@ -116,27 +109,6 @@ def run_card(arguments: argparse.Namespace) -> None:
     from tools.nano.card import card
 
     print(card(arguments.reports))
-
-
-def run_forget(arguments: argparse.Namespace) -> None:
-    """Print how many points each direction forgets; write curves and figure."""
-    from tools.nano.forget import LEARNING_RATE, ForgetOptions, measure, write_curves
-
-    path = model_path(arguments.model)
-    rate = arguments.learning_rate or LEARNING_RATE
-    options = ForgetOptions(arguments.steps, arguments.every, arguments.items, arguments.seed, arguments.threads, rate)
-    curves = measure(path, options)
-    folder = arguments.out or RUNS / f"forget-{path.stem}"
-    write_curves(curves, folder)
-    for curve in curves:
-        print(f"{curve.first}, then {curve.second}: {curve.first} lost {curve.forgetting_points:.1f} points")
-    print(folder)
-
-
-def model_path(model: str) -> Path:
-    """A bundled model's file, or the path itself."""
-    bundled = BUNDLED / f"{model}.gguf"
-    return bundled if bundled.exists() else Path(model)
 
 
 if __name__ == "__main__":

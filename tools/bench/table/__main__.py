@@ -17,7 +17,7 @@ from typing import Any, Literal
 from edge.app import bundled_models
 from edge.core.machine import usable_cores
 from tools.bench import harness
-from tools.bench.harness import Part, Results, Row, Screen, commit
+from tools.bench.harness import Part, Results, Row, commit
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
 from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TINY, Plan, Workload
@@ -39,7 +39,6 @@ class Bench:
     plan: Plan
     jobs: jobs.Jobs
     results: Results
-    screen: Screen
 
     def row(self, name: str) -> Row:
         """One row by name. Raises EdgeError when something cannot be measured."""
@@ -51,7 +50,7 @@ class Bench:
         work = self.plan.small
         folder = self._made(BUNDLED, [], transformers=True)[-1]
         prompts = self._prompts(self._bundled(), work, SOURCE)
-        python = peers.trl_python(self.jobs.cache, self.screen)
+        python = peers.trl_python(self.jobs.cache)
 
         def trl(setting: Mapping[str, Any], tuned: bool) -> Callable[[str], Part]:
             return lambda key: self.jobs.trl(
@@ -70,7 +69,7 @@ class Bench:
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
         prompts = self._prompts(self._file(shape, "Q8_0"), work, None)
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
-        python = peers.trl_python(self.jobs.cache, self.screen)
+        python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
         competitors = {
             "Q8_0": self._our_large,
@@ -83,7 +82,7 @@ class Bench:
 
     def rollout(self) -> Row:
         """Rollouts against the batched bench."""
-        program = peers.batched_bench(self.jobs.cache, self.screen)
+        program = peers.batched_bench(self.jobs.cache)
         measured = {}
         for load in self.plan.rollouts:
             model = self._bundled() if load.model == BUNDLED else self._random(load.model, "Q8_0")
@@ -240,7 +239,7 @@ def measure(given: argparse.Namespace) -> int:
     plan, cache = plan_of(given), given.cache.resolve()
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
-    bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results, run.screen)
+    bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
     nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
     return run.report(bench.row, harness.describe_machine(), nothing, threads=given.threads)
 

@@ -21,8 +21,6 @@ from tools.integrations.trl.processes import Processes
 T = TypeVar("T")
 COST_WEIGHT = 1
 """Place of the cost in `reward_weights` = [1, -λ]."""
-WEIGHTS_AT_START = (1.0, 0.0)
-"""TRL's `reward_weights` before the first step is opened."""
 
 
 class SharedSteps:

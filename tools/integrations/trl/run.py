@@ -24,11 +24,12 @@ from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_f
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import Desk
 from tools.integrations.trl.folder import HeldFolder, open_state
-from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
+from tools.integrations.trl.plans import columns, curriculum, messages
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.trainer import build_trainer, grpo_config, keep_quiet, wait_s
 
 if TYPE_CHECKING:
+    from edge.learning.curriculum import StepPlan
     from edge.learning.run_folder import RunFolder
     from edge.state.events import StopReason
     from edge.state.folder import StateFolder
@@ -44,7 +45,7 @@ class Prepared:
     model: str
     tokenizer: Any
     prompt_form: str
-    plan: Curriculum
+    steps: tuple[StepPlan, ...]
 
 
 def require_trl() -> None:
@@ -97,8 +98,8 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
         raise UsageError(
             f"model {config.model} cannot be read: {_first_line(error)}", hint="give a folder, or a hub name"
         ) from error
-    plan = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
-    return Prepared(model, tokenizer, form, plan)
+    steps = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
+    return Prepared(model, tokenizer, form, steps)
 
 
 def _train(trainer: Any, config: TrlConfig, checkpoint: str | None) -> None:
@@ -124,7 +125,7 @@ def _model_folder(config: TrlConfig) -> str:
 def _data_set(prepared: Prepared) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_dict(columns(prepared.plan.items, prepared.prompt_form))
+    return Dataset.from_dict(columns([item for step in prepared.steps for item in step.items], prepared.prompt_form))
 
 
 def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
@@ -252,7 +253,7 @@ async def _open_desk(
     scorer = scorer_of(agent, client, clock, _rollout_settings(config, prepared, state.run_id, registry))
     reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
     phases = [phase.steps or 0 for phase in agent.phases]
-    return Desk(state, reporter, scorer, sink, clock, prepared.plan.steps, phases)
+    return Desk(state, reporter, scorer, sink, clock, prepared.steps, phases)
 
 
 def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import reader_of
-from tools.integrations.trl.options import VLLM_DEFAULTS, require_decided, require_free, require_switches
+from tools.integrations.trl.options import VLLM_DEFAULTS, require_free, require_switches
 
 if TYPE_CHECKING:
     from tools.integrations.trl.rewards import SharedSteps
@@ -42,9 +42,6 @@ def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
 def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
     """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for refused options."""
     fields, options = own_fields(config, processes), config.trainer.options
-    fixed = sorted(set(fields) & set(options))
-    if fixed:
-        raise UsageError(f"trainer.options: {fixed[0]} is set by the run itself", hint="leave it out")
     longest = config.trainer.prompt_tokens + config.agent.learning.max_tokens
     require_free(options, full=config.trainer.tuning == "full", tokens=longest)
     return {**fields, **_beside(options)}
@@ -215,7 +212,6 @@ def grpo_config(config: TrlConfig, processes: int) -> Any:
 
     fields, options = config_fields(config, processes), config.trainer.options
     known = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    require_decided(options, known)
     require_switches(options, known)
     try:
         return GRPOConfig(**fields)
