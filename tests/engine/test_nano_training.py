@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,23 +12,15 @@ from tokenizers import Tokenizer
 
 from edge.dagrpo.format import check_format
 from edge.models.decoder import Architecture, Decoder, DecoderSpec
-from edge.tasks.practice import FAMILIES
 from tools.nano.data import (
-    CLOUD_MIXES,
     EDGE_STAGES,
-    HELP_SHARES,
     POOL_BATCHES,
     ExampleSource,
-    Stage,
-    cloud_level_weights,
-    cloud_mix,
-    edge_response,
-    edge_stage,
 )
 from tools.nano.grow import grow_into
-from tools.nano.recipes import RECIPES, Recipe
+from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
-from tools.nano.train import TrainOptions, initialise, rate_share, train
+from tools.nano.train import TrainOptions, initialise, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
 PRACTICE = EDGE_STAGES[-1].first_pool * POOL_BATCHES
@@ -70,60 +61,6 @@ def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -
             response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
             assert response.endswith("<|im_end|>")
             assert check_format(response.removesuffix("<|im_end|>"), 6).ok
-
-
-def test_habits_come_last() -> None:
-    rng = random.Random(0)
-    family = FAMILIES["science"]
-
-    def share_of_habits(stage: Stage) -> float:
-        drawn = [family.draw(rng, "train", 4) for _ in range(200)]
-        shown = [edge_response(rng, family, one, stage.careful) for one in drawn]
-        return sum("Step 3:" not in text for text in shown) / len(shown)
-
-    first, last = EDGE_STAGES[0], EDGE_STAGES[-1]
-    assert share_of_habits(first) == 0.0
-    assert share_of_habits(last) == pytest.approx(1 - last.careful, abs=0.12)
-    assert edge_stage(last.first_pool - 1) == first and edge_stage(last.first_pool) == last
-
-
-def test_shares_are_shares() -> None:
-    for weights in (*(stage.families for stage in EDGE_STAGES), *(mix.families for mix in CLOUD_MIXES)):
-        assert weights.keys() == FAMILIES.keys()
-        assert sum(weights.values()) == pytest.approx(1)
-    asked = [
-        sum(w * HELP_SHARES[family.bands[level]] for level, w in family.level_weights.items()) for family in FAMILIES.values()
-    ]
-    assert all(0.05 < share < 0.2 for share in asked)
-    for family in FAMILIES.values():
-        weights = cloud_level_weights(family, 4.0)
-        assert weights == sorted(weights)
-        assert (weights[0], weights[-1]) == (1.0, 4.0)
-
-
-def test_nano_cloud_sees_mostly_programs_late(tokenizer: Tokenizer) -> None:
-    def share_of_programs(pool: int) -> float:
-        rows = [
-            row
-            for batch in islice(ExampleSource("nano-cloud", tokenizer, seed=0).batches(pool * POOL_BATCHES), 16)
-            for row in batch.ids_BT
-        ]
-        return sum("```python" in tokenizer.decode(row.tolist()) for row in rows) / len(rows)
-
-    late = CLOUD_MIXES[1].first_pool
-    assert cloud_mix(late - 1) == CLOUD_MIXES[0] != cloud_mix(late)
-    assert share_of_programs(late - 1) < 0.45 < share_of_programs(late)
-
-
-def test_the_learning_rate_rises_holds_and_falls() -> None:
-    recipe = RECIPES["nano-edge"]
-    shares = [rate_share(recipe, 1000, step) for step in range(1000)]
-    assert shares[0] == pytest.approx(1 / recipe.warmup_steps)
-    last_held = round(1000 * (1 - recipe.decay_share)) - 1
-    assert shares[recipe.warmup_steps] == shares[last_held] == 1 > shares[last_held + 2]
-    assert shares[999] == pytest.approx(recipe.final_lr_share)
-    assert all(earlier < later for earlier, later in pairwise(shares[: recipe.warmup_steps]))
-    assert all(later <= earlier for earlier, later in pairwise(shares[recipe.warmup_steps :]))
 
 
 def _random_decoder(seed: int, architecture: Architecture = "qwen2", **sizes: int) -> Decoder:

@@ -101,7 +101,7 @@ def decode_speed(job: dict[str, Any]) -> float:
     seconds = time.perf_counter() - start
     engine.close()
     model.close()
-    return rows * calls / seconds
+    return float(rows * calls / seconds)
 
 
 def at_width(job: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,10 @@ class Bench:
                 key, python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned
             )
 
-        competitors = {"ours": self._our_small, "ours-bundled-cloud": partial(self._our_small, cloud="bundled")}
+        competitors: dict[str, Callable[[str], Part]] = {
+            "ours": self._our_small,
+            "ours-bundled-cloud": partial(self._our_small, cloud="bundled"),
+        }
         theirs = {f"trl-{name}": trl(*setting) for name, setting in PEER_SETTINGS.items()}
         measured = self.results.alternating("small", {**competitors, **theirs}, work.rounds)
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
@@ -71,7 +74,7 @@ class Bench:
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
         python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
-        competitors = {
+        competitors: dict[str, Callable[[str], Part]] = {
             "Q8_0": self._our_large,
             "trl-bf16": lambda key: self.jobs.trl(key, python, folder, enough, peer, jobs.BF16, random_model=True),
             "Q8_0-checkpointing": partial(self._our_large, learning=jobs.CHECKPOINTING),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge.core.files import replacing
 from tools.integrations.trl.bundled import write_hf_folder
 
 if TYPE_CHECKING:
@@ -125,12 +126,9 @@ def quantise(source: Path, target: Path, kind: str) -> None:
     ENGINE_LOG.forget()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = QUANTISATIONS[kind], True, 0
-    draft = target.with_name(f".{target.name}.draft")
-    code = llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params)
-    if code:
-        draft.unlink(missing_ok=True)
-        raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
-    draft.replace(target)
+    with replacing(target) as draft:
+        if code := llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params):
+            raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
 
 
 # -- random weights ------------------------------------------------------------------------------------------------------------------
@@ -161,23 +159,22 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
     from edge.models.convert import add_shape
     from edge.models.spec import parameter_shapes, stored_name
 
-    draft = path.with_name(f".{path.name}.draft")
-    writer = gguf.GGUFWriter(str(draft), spec.architecture)
-    writer.add_name(path.stem)
-    writer.add_string("edge_agent.prompt_form", "compact")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    add_shape(writer, spec)
-    add_vocabulary(writer, made_up_tokens(spec.vocab_size))
-    for name, shape in parameter_shapes(spec).items():
-        kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
-        writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for _, values in random_tensors(spec):
-        writer.write_tensor_data(values.astype(np.float16) if values.ndim == 2 else values)
-    writer.close()
-    draft.replace(path)
+    with replacing(path) as draft:
+        writer = gguf.GGUFWriter(str(draft), spec.architecture)
+        writer.add_name(path.stem)
+        writer.add_string("edge_agent.prompt_form", "compact")
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+        add_shape(writer, spec)
+        add_vocabulary(writer, made_up_tokens(spec.vocab_size))
+        for name, shape in parameter_shapes(spec).items():
+            kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
+            writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _, values in random_tensors(spec):
+            writer.write_tensor_data(values.astype(np.float16) if values.ndim == 2 else values)
+        writer.close()
 
 
 # -- a vocabulary of the real size ---------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError, UsageError
+from edge.core.files import replacing_folder
 from edge.core.formatting import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
@@ -90,18 +90,13 @@ def _source_of(folder: Path) -> str:
 
 
 def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: Path, dtype: str) -> None:
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-        partial = Path(beside) / "model"
-        partial.mkdir()
+    with replacing_folder(folder.absolute()) as partial:
         _write_weights(model, spec, partial, dtype)
         _write_tokenizer(model, partial)
         ends = {"eos_token_id": _eos(model), "pad_token_id": _pad(model)}
         _write_json(partial / "config.json", {**hf_config(spec, dtype), **ends, "bos_token_id": None})
         _write_json(partial / "generation_config.json", ends)
         _write_json(partial / _SOURCE, source)
-        partial.replace(folder)
 
 
 def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path, dtype: str) -> None:

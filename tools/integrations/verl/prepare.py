@@ -16,13 +16,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import EdgeError, TaskFileError, UsageError
+from edge.core.files import replacing
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.tasks.registry import open_source
@@ -83,9 +83,9 @@ def prepare(
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _drafts(files) as (train_draft, test_draft):
-            written = _write(train_draft, islice(mixed(names, sources, seed), train), train, prompt_form)
-            return written, _write(test_draft, iter(held_out), len(held_out), prompt_form)
+        with replacing(files[0]) as train_draft, replacing(files[1]) as test_draft:
+            written = _write(train_draft, "train", islice(mixed(names, sources, seed), train), train, prompt_form)
+            return written, _write(test_draft, "test", iter(held_out), len(held_out), prompt_form)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror})", hint="give a folder that you may write to") from error
 
@@ -128,20 +128,7 @@ def _require_free(files: Sequence[Path]) -> None:
         raise UsageError(f"{there[0]} is there already", hint="give another --out, or --force to replace it")
 
 
-@contextmanager
-def _drafts(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """A draft beside each file; together they take the files' places at the end of the block, and after a failure they are gone."""
-    drafts = [file.with_name(f".{file.name}.draft") for file in files]
-    try:
-        yield drafts
-        for draft, file in zip(drafts, files, strict=True):
-            draft.replace(file)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-
-
-def _write(path: Path, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
+def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
     """Rows in portions; how many."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -153,7 +140,7 @@ def _write(path: Path, items: Iterator[TaskItem], expected: int, prompt_form: st
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-            _tell(f"{path.name.removeprefix('.').removesuffix('.draft')}: {written} of {expected} rows")
+            _tell(f"{split}: {written} of {expected} rows")
     return written
 
 
