@@ -22,10 +22,10 @@ from edge.dagrpo.advantages import has_signal
 from edge.inference.decisions import opens_step
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, ScoredResponse, step_units
+from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, step_units
 from edge.learning.step_event import step_event
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
+from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepSeconds, StopReason
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
@@ -152,7 +152,9 @@ class Desk:
         began, again = self._clock.monotonic(), step <= self._state.position().steps_done
         opened = self._as_written_down(plan) if again else await self._opened(plan)
         if plan.phase_step == 1 and not again:
-            self._sink.emit(_phase(plan, opened, self._phases))
+            steps = self._phases[plan.phase] if plan.phase < len(self._phases) else None
+            told = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
+            self._sink.emit(PhaseStarted(*told))
         self._now = _Underway(plan, opened, began, again, [])
         return opened.dual
 
@@ -187,15 +189,29 @@ class Desk:
 
     async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
         """Commit what it came to to the state folder, and tell it."""
-        now = self._underway(step)
-        closed = now.closed
-        self._now = None
+        now, state = self._underway(step), self._state
+        plan, closed, self._now = now.plan, now.closed, None
         if closed is None:
             return
-        event = self._event(now, numbers)
+        seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
+        before = next(iter(state.steps(last=1)), None)
+        event = step_event(plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
         control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
         event = replace(event, control=control, at=self._clock.now())
-        self._state.commit_step(_commit(now, event, closed, self._state))
+        state.commit_step(
+            Commit(
+                event=event,
+                task_step=now.opened.task_step,
+                position=Position(plan.step, plan.phase, plan.phase_step),
+                cursor_source=plan.source,
+                cursor_seed=plan.cursor_seed,
+                cursor=plan.cursor_after,
+                terms=closed.terms,
+                adapter_folder="",
+                unreported=closed.unreported,
+                line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
+            )
+        )
         self._sink.emit(event)
 
     async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
@@ -243,11 +259,6 @@ class Desk:
             offline=event.control.offline,
         )
 
-    def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
-        before = next(iter(self._state.steps(last=1)), None)
-        seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
-        return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
-
     def _tell_otherwise(self, now: _Underway) -> None:
         before, asked = self._state.step_at(now.plan.step), step_units(now.groups)
         if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
@@ -279,18 +290,12 @@ def verdicts_of(groups: Sequence[ScoredGroup]) -> list[Verdict | None]:
     1/(G'-1), and the mean goes over the groups that still have a baseline. A group with fewer than two left counts nothing.
     """
     usable = [group for group in groups if len(group.unmasked) >= 2]
-    share = len(groups) / len(usable) if usable else 0.0
-    return [verdict for group in groups for verdict in _group_verdicts(group, share)]
-
-
-def _group_verdicts(group: ScoredGroup, share: float) -> list[Verdict | None]:
-    left = len(group.unmasked)
-    weight = share * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
-    return [None if weight == 0.0 else _verdict(scored, weight) for scored in group.responses]
-
-
-def _verdict(scored: ScoredResponse, weight: float) -> Verdict | None:
-    return None if scored.masked else Verdict(scored.reward, scored.cost, weight)
+    verdicts: list[Verdict | None] = []
+    for group in groups:
+        left = len(group.unmasked)
+        weight = len(groups) / len(usable) * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
+        verdicts += [None if one.masked or left < 2 else Verdict(one.reward, one.cost, weight) for one in group.responses]
+    return verdicts
 
 
 def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -> None:
@@ -322,24 +327,3 @@ def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
         learning_rate=numbers.learning_rate,
         seconds=now.update_s,
     )
-
-
-def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: StateFolder) -> Commit:
-    plan = now.plan
-    return Commit(
-        event=event,
-        task_step=now.opened.task_step,
-        position=Position(plan.step, plan.phase, plan.phase_step),
-        cursor_source=plan.source,
-        cursor_seed=plan.cursor_seed,
-        cursor=plan.cursor_after,
-        terms=closed.terms,
-        adapter_folder="",
-        unreported=closed.unreported,
-        line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
-    )
-
-
-def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStarted:
-    steps = phases[plan.phase] if plan.phase < len(phases) else None
-    return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))
