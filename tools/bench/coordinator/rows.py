@@ -22,10 +22,12 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
     row.without_goal("bare grpc.aio echo, bidi stream", "baseline", _per_core(grpc, "batch").text("messages/s per core", 0))
     row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
-    busiest = max(_upstream_shares([*ours, *peer]))
+    spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
+    busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
     start = spread(result["start_s"] for result in ours)
-    row.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), start.text("s"), start.median, 2.0, " s")
+    beside = f"LiteLLM {spread(result['start_s'] for result in peer).text('s')}" if peer else ""
+    row.at_most("start to SERVING", beside, start.text("s"), start.median, 2.0, " s")
     busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
     row.notes = [*_error_notes(measured), *busy]
     return row
@@ -37,7 +39,7 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     sizes = [phase["memory_mib"] for phase in result["phases"].values()]
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
-    beside = f"LiteLLM {spread(_phase(peer, 'calls', 'memory_mib')).text('MiB')} after fewer" if peer else ""
+    beside = "" if not peer else f"LiteLLM {spread(one['phases']['calls']['memory_mib'] for one in peer).text('MiB')} after fewer"
     told = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
     row.at_most("memory after many calls", beside, told, sizes[-1], 143, " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
@@ -143,19 +145,6 @@ def _added(rounds: Rounds, name: str) -> list[float]:
 def _per_core(rounds: Rounds, phase: str) -> Spread:
     found = [result["phases"][phase] for result in rounds]
     return spread(each["calls"] / max(each["spent_s"]["service"], 0.01) for each in found)
-
-
-def _upstream_shares(rounds: Rounds) -> list[float]:
-    phases = [phase for result in rounds for phase in result["phases"].values()]
-    return [phase["spent_s"].get("upstream", 0.0) / phase["spent_s"]["wall"] for phase in phases]
-
-
-def _phase(rounds: Rounds, phase: str, name: str) -> list[float]:
-    return [result["phases"][phase][name] for result in rounds]
-
-
-def _peer_text(peer: Rounds, name: str, unit: str) -> str:
-    return f"LiteLLM {spread(result[name] for result in peer).text(unit)}" if peer else ""
 
 
 def _error_notes(measured: Mapping[str, Rounds]) -> list[str]:

@@ -40,16 +40,18 @@ def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
 
 
 def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
-    """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for refused options."""
-    fields, options = own_fields(config, processes), config.trainer.options
-    longest = config.trainer.prompt_tokens + config.agent.learning.max_tokens
-    require_free(options, full=config.trainer.tuning == "full", tokens=longest)
-    return {**fields, **_beside(options)}
+    """The fields of GRPOConfig: a person's options over the defaults that are not TRL's own, and the run's.
 
-
-def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
-    """The fields that the run sets itself. Raises UsageError where rows, processes and groups do not fit together."""
-    return {**_algorithm(config), **_computing(config, processes), **_keeping(config)}
+    Weights that are trained stay float32: at the paper's learning rate an update is lost in bfloat16's rounding. Raises UsageError where
+    rows, processes and groups do not fit together, and for refused options.
+    """
+    options = config.trainer.options
+    require_free(
+        options, full=config.trainer.tuning == "full", tokens=config.trainer.prompt_tokens + config.agent.learning.max_tokens
+    )
+    weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
+    sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
+    return {**own_fields(config, processes), "ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
 
 
 def wait_s(config: TrlConfig) -> float:
@@ -59,17 +61,15 @@ def wait_s(config: TrlConfig) -> float:
     return float(given)
 
 
-def _beside(options: dict[str, Any]) -> dict[str, Any]:
-    """A person's options over the defaults that are not TRL's own. Weights that are trained stay float32: at the paper's learning rate
-    an update is lost in bfloat16's rounding."""
-    weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
-    sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
-    return {"ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
+def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
+    """The fields that the run sets itself. Raises UsageError where rows, processes and groups do not fit together."""
+    import torch
 
-
-def _algorithm(config: TrlConfig) -> dict[str, Any]:
     learning, trainer = config.agent.learning, config.trainer
+    # every ratio is 1, but with vLLM each token has its own weight, of which luspo by sequences would take the mean
+    by_sequence = trainer.loss_type == "luspo" and not trainer.options.get("use_vllm")
     return {
+        # the algorithm
         "num_generations": learning.group_size,
         "max_completion_length": learning.max_tokens,
         "temperature": 1.0,
@@ -82,7 +82,7 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "scale_rewards": "none",
         "multi_objective_aggregation": "sum_then_normalize",
         "loss_type": trainer.loss_type,
-        "importance_sampling_level": _ratio_level(config),
+        "importance_sampling_level": "sequence" if by_sequence else "token",
         "mask_truncated_completions": False,
         "reward_weights": [1.0, 0.0],
         "learning_rate": learning.learning_rate,
@@ -92,39 +92,15 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "max_steps": config.steps,
         "seed": learning.seed,
         "shuffle_dataset": False,
-    }
-
-
-def _ratio_level(config: TrlConfig) -> str:
-    """Every ratio is 1, but with vLLM each token has its own weight, of which luspo by sequences would take the mean."""
-    by_sequence = config.trainer.loss_type == "luspo" and not config.trainer.options.get("use_vllm")
-    return "sequence" if by_sequence else "token"
-
-
-def _computing(config: TrlConfig, processes: int) -> dict[str, Any]:
-    trainer = config.trainer
-    bf16 = trainer.precision == "bfloat16"
-    return {
+        # how it is computed
         "per_device_train_batch_size": trainer.rows_per_pass,
         "gradient_accumulation_steps": passes(config, processes),
-        "bf16": bf16,
+        "bf16": trainer.precision == "bfloat16",
         "fp16": False,
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "remove_unused_columns": False,
-        "dataloader_pin_memory": _has_cuda(),
-    }
-
-
-def _has_cuda() -> bool:
-    """Whether there is anything to copy pinned memory to."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _keeping(config: TrlConfig) -> dict[str, Any]:
-    trainer = config.trainer
-    return {
+        "dataloader_pin_memory": torch.cuda.is_available(),  # else there is nothing to copy pinned memory to
+        # what is kept and told
         "output_dir": str(Path(config.out).expanduser() / "trl"),
         "save_strategy": "steps",
         "save_steps": trainer.checkpoint_every,
@@ -189,7 +165,7 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
         )
     except (ImportError, OSError, ValueError) as error:
         raise UsageError(
-            f"TRL cannot begin: {_first_line(error)}", hint="see model and trainer.options in the configuration"
+            f"TRL cannot begin: {first_line(error)}", hint="see model and trainer.options in the configuration"
         ) from error
     if trainer.aux_loss_enabled:
         raise UsageError(
@@ -202,7 +178,8 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
     return trainer
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Of what an error says."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
@@ -217,7 +194,7 @@ def grpo_config(config: TrlConfig, processes: int) -> Any:
         return GRPOConfig(**fields)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"trainer.options: TRL refuses them: {_first_line(error)}", hint="see the fields of trl.GRPOConfig"
+            f"trainer.options: TRL refuses them: {first_line(error)}", hint="see the fields of trl.GRPOConfig"
         ) from error
 
 
