@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 from edge.core.errors import EdgeError
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.trl.desk import Completion, Reader, TrainerNumbers, Verdict
-from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale, SharedSteps
+from tools.integrations.trl.rewards import DualCallback, GroupRewards, SharedSteps
 
 READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
 
@@ -81,7 +81,7 @@ def test_both_reward_functions_share_one_scoring(loop: LoopThread):
 
 def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else(loop: LoopThread):
     desk, weights = NotedDesk(), [1.0, 0.0]
-    callback = DualCallback(steps_of(desk, loop), Scale(1.0))
+    callback = DualCallback(steps_of(desk, loop), 1.0)
     callback.move(weights)
     callback.on_step_begin(None, at(0), None)
     assert weights == [1.0, -0.51]
@@ -91,7 +91,7 @@ def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else(loop: LoopTh
 
 def test_a_step_is_reported_after_its_update_and_written_down_with_its_log(loop: LoopThread):
     desk = NotedDesk()
-    callback = DualCallback(steps_of(desk, loop), Scale(8 / 7))
+    callback = DualCallback(steps_of(desk, loop), 8 / 7)
     callback.move([1.0, 0.0])
     callback.on_step_begin(None, at(0), None)
     callback.on_step_end(None, at(1), None)
@@ -105,7 +105,7 @@ def test_a_step_is_reported_after_its_update_and_written_down_with_its_log(loop:
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float, loop: LoopThread):
-    callback = DualCallback(steps_of(NotedDesk(), loop), Scale(1.0))
+    callback = DualCallback(steps_of(NotedDesk(), loop), 1.0)
     callback.on_step_end(None, at(1), None)
     with pytest.raises(EdgeError, match="step 1: the gradient's norm is") as error:
         callback.on_log(None, at(1), None, logs={"loss": 0.0, "grad_norm": norm})

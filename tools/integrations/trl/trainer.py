@@ -146,12 +146,11 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
     from transformers import PrinterCallback
     from trl import GRPOTrainer
 
-    from tools.integrations.trl.rewards import DualCallback, GroupRewards, Scale
+    from tools.integrations.trl.rewards import DualCallback, GroupRewards
 
     learning = config.agent.learning
     rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
-    scale = Scale(paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
-    callback = DualCallback(steps, scale)
+    callback = DualCallback(steps, paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
     keep_quiet()
     try:
         trainer = GRPOTrainer(
