@@ -151,16 +151,6 @@ def test_with_vllm_every_token_has_its_own_weight_as_in_the_projects_own_objecti
     assert float((paper_scale(loss_type, G, MOST) * theirs - ours).norm() / ours.norm()) < 1e-5
 
 
-def test_a_normalisation_by_length_is_not_the_papers(folder, tokenizer, tmp_path):
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.4))
-    inputs = batch([value for rewards in per_group(REWARDS) for value in dual_advantages(rewards, [0] * G, 0.0)])
-    trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
-    theirs = gradient_of(trainer.model, trainer._compute_loss(trainer.model, inputs))
-    coefficients = [float(one) * estimator_weight(G) / PROMPTS for one in inputs["advantages"]]
-    ours = gradient_of(trainer.model, own_loss(trainer.model, inputs, coefficients))
-    assert float(torch.nn.functional.cosine_similarity(theirs, ours, dim=0)) < 0.99
-
-
 def scored(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     """TRL's own scoring of eight given completions: through the reward functions to advantages."""
     ids = [[20 + row, 2] for row in range(G * PROMPTS)]

@@ -1,8 +1,6 @@
-"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth.
-
-Knows the running agent, practice questions and the comparison with oracle and random routing; knows nothing of how the dial steers. One
-agent with its embedded coordinator answers everything; each run is a task label of its own, so that its dial begins with nothing, except
-where a run is to begin warm. Every answer is greedy, so a question is the same question in every run.
+"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth. One agent with its embedded coordinator
+answers everything; each run is a task label of its own, so that its dial begins with nothing, except where a run is to begin warm.
+Every answer is greedy, so a question is the same question in every run.
 """
 
 from __future__ import annotations

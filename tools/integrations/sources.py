@@ -1,7 +1,7 @@
-"""Several task sources as one: `math+arc-easy+arc-challenge`. Knows how they are mixed; knows nothing of what they are.
+"""Several task sources as one: `math+arc-easy+arc-challenge`.
 
-The paper's groups are such mixtures. Each item comes from one of the sources by chance, in proportion to their training items, but none of
-them counts for more than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
+The paper's groups are such mixtures. Each item comes from one of the sources by chance, in proportion to their training items, but none
+of them counts for more than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
 """
 
 from __future__ import annotations

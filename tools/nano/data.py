@@ -1,7 +1,5 @@
-"""Training data of the bundled models: chats about practice items, as token ids.
-
-Knows what each model is shown; knows nothing of optimisers. Everything follows from a seed, and a cursor (the number of pools
-taken so far) is all the state there is.
+"""Training data of the bundled models: chats about practice items, as token ids. Everything follows from a seed, and a cursor (the number
+of pools taken so far) is all the state there is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Writes trained weights as a GGUF file: Q8_0 matrices, tokenizer and chat template in the one file.
-
-Knows the file's keys and the order of its tensors; knows nothing of training.
-"""
+"""Writes trained weights as a GGUF file: Q8_0 matrices, tokenizer and chat template in the one file."""
 
 from __future__ import annotations
 

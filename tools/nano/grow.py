@@ -1,7 +1,6 @@
-"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama).
-
-Knows which weights read from the residual stream and which write into it; knows nothing of training. New parts read with random weights and
-write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's, Chen et al. 2016).
+"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama). New parts
+read with random weights and write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's,
+Chen et al. 2016).
 """
 
 from __future__ import annotations

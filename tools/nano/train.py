@@ -1,7 +1,5 @@
-"""Training of the bundled models, from nothing or from a smaller one of them.
-
-Knows the optimiser, the schedule and checkpoints; knows nothing of what is in a batch. A run can be stopped at any moment and goes
-on from its last checkpoint with the same batches it would have seen.
+"""Training of the bundled models, from nothing or from a smaller one of them. A run can be stopped at any moment and goes on from its
+last checkpoint with the same batches it would have seen.
 """
 
 from __future__ import annotations

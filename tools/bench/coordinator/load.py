@@ -1,8 +1,6 @@
-"""The load on a service, in a process of its own whose processor time is not counted.
-
-Knows how requests are made and timed, and looks at the processor time of the services under test over exactly the measured seconds. Knows
-nothing of how they were started. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one
-is really made, held and settled.
+"""The load on a service, in a process of its own whose processor time is not counted; that of the services is, over exactly the measured
+seconds. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one is really made, held and
+settled.
 """
 
 from __future__ import annotations

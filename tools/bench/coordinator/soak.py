@@ -1,7 +1,7 @@
 """A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
 
-Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and goes
-away and comes back. The coordinator is looked at between stretches of load, when nothing runs. Knows nothing of what growth is too much.
+Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and
+goes away and comes back. The coordinator is looked at between stretches of load, when nothing runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The models that are measured: real shapes with random weights, and the bundled one in other forms.
-
-Knows shapes, a made-up vocabulary and how files are written; knows nothing of speeds. A random model is written once as half-precision
-GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same model. Its last
-norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
+"""The models that are measured: real shapes with random weights, and the bundled one in other forms. A random model is written once as
+half-precision GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the
+same model. Its last norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
 """
 
 from __future__ import annotations

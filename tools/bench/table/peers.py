@@ -1,8 +1,7 @@
 """What the bench is compared with, made once in a cache folder: TRL in an environment of its own, llama.cpp's batched bench from source.
-
-Knows pip, venv and cmake. TRL is installed under this project's constraints and with exactly the torch that this environment has, so that
-both sides multiply matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the
-sources inside the source distribution of the very llama-cpp-python that serves here, with its own defaults.
+TRL is installed under this project's constraints and with exactly the torch that this environment has, so that both sides multiply
+matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the
+source distribution of the very llama-cpp-python that serves here, with its own defaults.
 """
 
 from __future__ import annotations

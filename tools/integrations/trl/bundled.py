@@ -1,7 +1,5 @@
-"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template.
-
-Knows both forms; knows nothing of training. The weights are those that the agent trains against, dequantised to float32, so that TRL
-starts from the very model that `edge-agent` starts from.
+"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template. The weights are those that the
+agent trains against, dequantised to float32, so that TRL starts from the very model that `edge-agent` starts from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether two sets of runs did the same: λ, rates and accuracies, step by step. Knows events of runs; knows nothing of who made them.
+"""Whether two sets of runs did the same: λ, rates and accuracies, step by step.
 
 Runs of `edge-agent learn` and of TRL over the same phases and seed see the same prompts in the same step, so that their steps are
 compared in pairs; with several runs on a side, its mean in each step counts. What is left is the noise of sampling, which neighbouring

@@ -1,7 +1,5 @@
 """The main process's side of a step: opened at the coordinator, scored with at most one cloud call a prompt, closed, written down.
 
-Knows the agent's own step book, rollout and state folder, with whose rules all of it happens; knows nothing of TRL.
-
 A run that was killed goes on from TRL's last checkpoint, so steps may be made again. One that was opened and not written down keeps its
 number at the coordinator, and with it its call keys, so nothing is paid twice; one that was written down is neither opened nor reported
 again: it gets the λ it had, and its calls are answered from the ledger.

@@ -1,5 +1,4 @@
-"""The folder of a run: whether it can be taken, held against other processes, and begun in anew. Knows what a run leaves in it and which
-settings may change between two parts of one run; knows nothing of TRL.
+"""The folder of a run: whether it can be taken, held against other processes, and begun in anew.
 
 A folder is a run's where the run's mark says so, or what earlier versions left: nothing else is ever written to or emptied. Settings bind
 from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.

@@ -1,8 +1,9 @@
-"""Which fields of trl.GRPOConfig a person may set in trainer.options. Knows names and values; knows nothing of TRL's classes.
+"""Which fields of trl.GRPOConfig a person may set in trainer.options.
 
 Some fields the run sets itself (`trainer.own_fields`). Of the others those in FREE may be set, some of them within bounds; all else is
 refused, a field that a newer TRL brings too, until somebody has decided that it leaves the method as it is. Free is what does not change
-the estimator, what is sampled, how many updates a generation gets or which prompts a step has, puts no texts into logs, and has an effect.
+the estimator, what is sampled, how many updates a generation gets or which prompts a step has, puts no texts into logs, and has an
+effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which prompts each step is about: those of `edge-agent learn` with the same phases and seed, step for step.
-
-Knows phases and task sources; knows nothing of TRL's data sets but the two columns that one gets.
-"""
+"""Which prompts each step is about: those of `edge-agent learn` with the same phases and seed, step for step."""
 
 from __future__ import annotations
 

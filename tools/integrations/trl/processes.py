@@ -1,4 +1,4 @@
-"""The processes of one training run. Knows how values get from each to one and from one to each; knows nothing of what they are.
+"""The processes of one training run.
 
 TRL calls reward functions in every process on its own share of the responses, and a group may lie across two processes. So everything is
 brought to the main process, which alone asks the cloud and reports, and the verdicts are brought back.

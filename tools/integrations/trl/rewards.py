@@ -1,7 +1,6 @@
 """What TRL calls: two reward functions, and the callback that moves the second one's weight.
 
-Knows TRL's calling order within a step (on_step_begin, generation, reward functions, updates, on_step_end, on_log); knows nothing of
-clouds or ledgers, which are the desk's, nor of how responses are judged.
+In a step TRL calls on_step_begin, the sampler, the reward functions, the updates, on_step_end, on_log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files.
-
-Knows order, mixture and files; knows nothing of models. The rows of train.parquet are a training stream in the order in which the
-project's own loop would take it, as many as the run has steps x prompts; so verl must not shuffle them. Several sources are mixed as the
-TRL side's `a+b`: in proportion to their sizes, none more often than the first. test.parquet holds the first held-out items of every
-source. Both appear when both are whole; files that are there already are left alone without --force.
+"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files. The rows of train.parquet
+are a training stream in the order in which the project's own loop would take it, as many as the run has steps x prompts; so verl must
+not shuffle them. Several sources are mixed as the TRL side's `a+b`: in proportion to their sizes, none more often than the first.
+test.parquet holds the first held-out items of every source. Both appear when both are whole; files that are there already are left
+alone without --force.
 
 verl reads `prompt` (messages), `data_source`, `reward_model` and `extra_info`; the item itself travels as JSON in `extra_info.item`, so
 that the reward workers judge by the same item that the project's own loop would. `extra_info.index` is the row's number in its file.
