@@ -196,7 +196,7 @@ class Stratum:
     """Items of one level of one family, and its `weight` in the family's default mix (the weights of a family add up to 1).
 
     For tables level by level (`edge-agent eval --per-level N`). The items of the practice families are those that
-    `python -m tools.nano eval` takes at its default seed.
+    `python -m tools.nano passes` takes at its default seed.
     """
 
     family: str

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from edge.core.worker import EngineWorker
+from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.harness import Part
 from tools.bench.part import main
-from tools.bench.table import rows
-from tools.bench.table.jobs import LEAN, Places, agent_part, mismatch_part, prompts_part, rollout_part
+from tools.bench.table import agent_steps, rows
+from tools.bench.table.jobs import LEAN, Jobs
 from tools.bench.table.models import gguf_file, make_random
 from tools.bench.table.plan import RolloutLoad, Workload
 
@@ -19,11 +21,11 @@ WORK = Workload(2, 48, 6, 64, warmup=0, steps=2, rounds=1)
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     folder = tmp_path_factory.mktemp("bench")
-    found = Places(folder, folder)
+    found = Jobs(folder, folder, 1)
     make_random(found.models, "tiny", ["Q8_0"], transformers=False)
-    run(prompts_part(found, gguf_file(found.models, "tiny", "Q8_0"), WORK, None, wanted=4), folder)
+    run(found.prompts(gguf_file(found.models, "tiny", "Q8_0"), WORK, None, wanted=4), folder)
     return found
 
 
@@ -35,11 +37,15 @@ def run(part: Part, folder: Path) -> dict[str, Any]:
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-def test_the_agents_steps_are_made_in_full_and_timed_by_part(places: Places) -> None:
+@pytest.fixture(scope="module")
+def learned(jobs: Jobs) -> dict[str, Any]:
     """Two steps of the real agent with its embedded coordinator."""
-    model = gguf_file(places.models, "tiny", "Q8_0")
-    part = agent_part(places, "k", model, WORK, 1, random_model=True, weights="streamed", serve=True, learning=LEAN, profile=True)
-    learned = run(part, places.out)
+    model = gguf_file(jobs.models, "tiny", "Q8_0")
+    part = jobs.agent("k", model, WORK, random_model=True, weights="streamed", serve=True, learning=LEAN)
+    return run(part, jobs.out)
+
+
+def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, Any]) -> None:
     assert len(learned["steps"]) == len(learned["counts"]) == 2
     for step, counts in zip(learned["steps"], learned["counts"], strict=True):
         assert counts == {"prompts": 2, "responses": 16, "prompt_tokens": 48.0, "response_tokens": 6.0}
@@ -51,24 +57,46 @@ def test_the_agents_steps_are_made_in_full_and_timed_by_part(places: Places) -> 
         assert step["gate"] == ""
     assert learned["checkpointing"] is True
     assert learned["notices"] == []
+
+
+def test_memory_is_told_by_part_with_the_coordinators_beside_it(learned: dict[str, Any], jobs: Jobs) -> None:
     assert {"load", "rollout", "update", "close"} <= learned["memory_by_part"].keys()
-    assert learned["peak_mib"] >= max(found["rss_mib"] for found in learned["memory_by_part"].values()) > 50
-    assert not places.scratch("k").exists()
+    highest = max(found["rss_mib"] for found in learned["memory_by_part"].values())
+    assert learned["peak_mib"] >= highest > 50
+    assert learned["children_peak_mib"] > 20
+    assert not jobs.scratch("k").exists()
 
 
-def test_rollouts_are_measured_at_exactly_the_length_asked_for(places: Places) -> None:
+def test_rollouts_are_measured_at_exactly_the_length_asked_for(jobs: Jobs) -> None:
     load = RolloutLoad("tiny", 2, 24, 5, repeats=2)
-    found = run(rollout_part("k", gguf_file(places.models, "tiny", "Q8_0"), load, 1), places.out)
+    found = run(jobs.rollout("k", gguf_file(jobs.models, "tiny", "Q8_0"), load), jobs.out)
     assert found["tokens"] == 2 * 8 * 5
     assert len(found["seconds"]) == 2
     assert rows.tokens_per_s([found]).median > 0
 
 
-def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(places: Places) -> None:
-    files = make_random(places.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
-    items = places.items(gguf_file(places.models, "tiny", "Q8_0"), WORK)
-    part = mismatch_part("k", files[1], files[0], items, prompts=2, tokens=6, context=64, threads=1, random=True)
-    found = run(part, places.out)
+def test_speeds_of_a_model_make_a_floor(jobs: Jobs, learned: dict[str, Any]) -> None:
+    model = gguf_file(jobs.models, "tiny", "Q8_0")
+    found = run(jobs.speed("k", {"tiny": model}, 0.01), jobs.out)
+    row = rows.floor_row([found], {"a step": ([learned], "tiny", 16)})
+    assert row.verdicts[0].value > 0.0
+
+
+def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(jobs: Jobs) -> None:
+    files = make_random(jobs.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
+    items = jobs.items(gguf_file(jobs.models, "tiny", "Q8_0"), WORK)
+    part = jobs.mismatch("k", files[1], files[0], items, prompts=2, tokens=6, context=64, random=True)
+    found = run(part, jobs.out)
     assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
     assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
     assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)
+
+
+async def test_a_model_none_of_whose_tokens_ends_a_turn_can_be_shown_an_answer(jobs: Jobs) -> None:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(gguf_file(jobs.models, "tiny", "Q8_0"), worker, n_threads=1, n_ctx=64, max_rows=2)
+    try:
+        assert agent_steps.endless(backend).response_tokens("3 cars") == backend.text_tokens("3 cars")
+    finally:
+        await backend.aclose()
+        worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -12,16 +13,15 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.core.errors import ModelFileError
-from edge.core.types import Message
+from edge.core.types import Message, Sampling
 from edge.dagrpo.format import check_format
-from edge.dagrpo.prompts import compact_question
+from edge.dagrpo.prompts import prompt_messages
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.models.gguf_reader import open_gguf
 from edge.tasks.practice import FAMILIES
-from edge.tasks.practice.family import Family
 from tools.nano.data import prompt_text
-from tools.nano.evaluate import CLOUD_MAX_STEPS, Responder, is_right
+from tools.nano.passes import is_right
 from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import tokenizer_from
 
@@ -84,17 +84,17 @@ async def test_torch_and_llama_cpp_give_the_same_log_probabilities(path: Path, e
     assert np.median(np.abs(ours - theirs)) < 0.02
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_responses_keep_the_format(name: str, path: Path, tokenizer: Tokenizer, family: Family) -> None:
-    items = [family.generate(seed, "test", level) for level in family.levels for seed in range(4)]
-    responder = Responder(load_decoder(path), tokenizer, seed=0)
-    prompts = [tokenizer.encode(prompt_text(compact_question(item))).ids for item in items]
-    responses = responder.respond(prompts, 0.0, suppress_help=False)
-    limit = CLOUD_MAX_STEPS if name == "nano-cloud" else family.max_steps
-    texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in responses]
-    assert sum(check_format(text, limit).ok for text in texts) >= 0.9 * len(texts)
-    if name == "nano-cloud":
-        assert sum(is_right(item, text) for text, item in zip(texts, items, strict=True)) >= 0.85 * len(items)
+async def test_responses_keep_the_format_and_the_cloud_llm_is_right(name: str, engine: LlamaCppBackend) -> None:
+    for family in FAMILIES.values():
+        items = [family.generate(seed, "test", level) for level in family.levels for seed in range(4)]
+        sampling = Sampling(temperature=0.0, max_tokens=320)
+        groups = [engine.sample_group(prompt_messages(item, "compact"), sampling, [0]) for item in items]
+        texts = [group.responses[0].text for group in await asyncio.gather(*groups)]
+        limit = max(max(each.levels) for each in FAMILIES.values()) if name == "nano-cloud" else family.max_steps
+        assert sum(check_format(text, limit).ok for text in texts) >= 0.9 * len(texts), family.name
+        if name == "nano-cloud":
+            right = sum(is_right(item, text) for text, item in zip(texts, items, strict=True))
+            assert right >= 0.85 * len(items), family.name
 
 
 WHOLE = (MODELS / "nano-edge.gguf").read_bytes()

@@ -11,10 +11,16 @@ import torch
 from tokenizers import Tokenizer
 
 from edge.dagrpo.format import check_format
-from tools.nano.data import EDGE_STAGES, POOL_BATCHES, ExampleSource
+from edge.models.decoder import Architecture, Decoder, DecoderSpec
+from tools.nano.data import (
+    EDGE_STAGES,
+    POOL_BATCHES,
+    ExampleSource,
+)
+from tools.nano.grow import grow_into
 from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
-from tools.nano.train import TrainOptions, train
+from tools.nano.train import TrainOptions, initialise, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
 PRACTICE = EDGE_STAGES[-1].first_pool * POOL_BATCHES
@@ -55,3 +61,52 @@ def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -
             response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
             assert response.endswith("<|im_end|>")
             assert check_format(response.removesuffix("<|im_end|>"), 6).ok
+
+
+def _random_decoder(seed: int, architecture: Architecture = "qwen2", **sizes: int) -> Decoder:
+    torch.manual_seed(seed)
+    shape = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 2, "ffn_width": 48} | sizes
+    bias = architecture == "qwen2"
+    decoder = initialise(Decoder(DecoderSpec(architecture=architecture, vocab_size=90, head_dim=16, qkv_bias=bias, **shape)))
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return decoder
+
+
+def test_a_grown_decoder_computes_what_the_small_one_does_and_every_new_weight_can_learn() -> None:
+    small, large = _random_decoder(1), _random_decoder(2, width=48, layers=3, heads=3, kv_heads=3, ffn_width=64)
+    ids = torch.randint(0, 90, (2, 11))
+    expected = small(ids)
+    assert not torch.allclose(large(ids), expected, atol=0.1)
+    grown = grow_into(large, small)
+    torch.testing.assert_close(grown(ids), expected, atol=1e-4, rtol=1e-4)
+    optimiser = torch.optim.SGD(grown.parameters(), lr=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in grown.named_parameters()}
+    for _ in range(3):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(grown(ids).flatten(0, 1), ids.flatten()).backward()
+        optimiser.step()
+    for name, parameter in grown.named_parameters():
+        moved = parameter != before[name]
+        if name.endswith("k_proj.bias"):
+            continue  # attention is all but invariant to what is added to every key
+        assert moved[..., -1].any() and (parameter.dim() == 1 or moved[-1].any()), name
+
+
+def test_a_decoder_of_the_other_architecture_begins_with_the_same_weights_without_the_biases() -> None:
+    source, target = _random_decoder(1), _random_decoder(2, "llama")
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    ids = torch.randint(0, 90, (2, 11))
+    torch.testing.assert_close(grow_into(target, source)(ids), source(ids), atol=1e-4, rtol=1e-4)
+
+
+def test_a_decoder_grows_only_into_a_larger_one_of_its_kind() -> None:
+    for sizes in ({"width": 16}, {"layers": 1}):
+        with pytest.raises(ValueError, match="cannot be grown"):
+            grow_into(_random_decoder(2, **sizes), _random_decoder(1))
+    with pytest.raises(ValueError, match="one key/value head"):
+        grow_into(_random_decoder(2, heads=4, kv_heads=2), _random_decoder(1, heads=2, kv_heads=2))

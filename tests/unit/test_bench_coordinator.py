@@ -13,7 +13,7 @@ from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import UsageError
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
-from tools.bench.coordinator import ours, rows
+from tools.bench.coordinator import rows, services
 from tools.bench.coordinator.__main__ import parse, plan_of
 from tools.bench.coordinator.audit import Books, audit
 from tools.bench.coordinator.plan import QUICK, ROWS
@@ -100,17 +100,17 @@ def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
 
 
 def test_the_configuration_under_test_is_one_that_the_coordinator_accepts(tmp_path: Path) -> None:
-    config = CoordinatorConfig.model_validate(ours.settings(tmp_path, 80, metrics_port=None))
-    assert config.budgets.fleet.calls_limit == ours.AMPLE
+    config = CoordinatorConfig.model_validate(services.settings(tmp_path, 80, metrics_port=None))
+    assert config.budgets.fleet.calls_limit == services.AMPLE
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_an_echo_answers_what_the_load_asks(protocol: str, tmp_path: Path) -> None:
-    from tools.bench.coordinator.measure import echo, loaded
+@pytest.mark.parametrize("service", ["echo-grpc", "echo-http"])
+def test_an_echo_answers_what_the_load_asks(service: str, tmp_path: Path) -> None:
+    from tools.bench.coordinator.measure import loaded
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
-    with echo(protocol, tmp_path) as service:
-        told = loaded(service, phase, tmp_path)
+    with services.started({"service": service}, tmp_path) as started:
+        told = loaded(started, phase, tmp_path)
     assert told["calls"] >= 20
     assert told["errors"] == {}
     assert told["ms"]["p50"] > 0.0

@@ -28,8 +28,7 @@ def test_verls_coordinator_has_the_rates_and_the_lambda_of_trls_runs(trl):
         assert (terms.dual_init, terms.dual_lr, terms.dual_scope) == (learning.dual_init, learning.dual_lr, learning.dual_scope)
 
 
-def test_verls_runs_have_the_groups_rates_and_steps_of_trls(trl):
-    first = trl.agent.phases[0]
-    launch = yaml.safe_load((VERL / "config" / "dagrpo.yaml").read_text(encoding="utf-8"))
+def test_verls_launch_file_has_the_rate_and_steps_of_trls_first_phase(trl):
+    launch, first = yaml.safe_load((VERL / "config" / "dagrpo.yaml").read_text(encoding="utf-8")), trl.agent.phases[0]
     assert (launch["dagrpo"]["task"], launch["dagrpo"]["target_rate"]) == (first.task, first.target_rate)
     assert launch["trainer"]["total_training_steps"] == first.steps

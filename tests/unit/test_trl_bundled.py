@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edge.app import model_file
 from edge.core.errors import UsageError
-from edge.core.types import Message, TaskItem
+from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.inference.gguf_model import GgufModel
 from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES, practice_stream
 from tools.integrations.trl.bundled import folder_name, write_hf_folder
+from tools.integrations.trl.desk import reader_of
 from tools.integrations.trl.plans import messages
-from tools.integrations.trl.responses import reader_of
 
 MODELS = ("nano-edge", "nano-edge-llama")
 
@@ -111,17 +111,3 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path
     with pytest.raises(UsageError, match="holds other files"):
         write_hf_folder(model_file("nano-edge"), folder)
     assert (folder / "letter").read_text() == "Dear"
-
-
-def test_a_gguf_with_another_tokenizer_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.integrations.trl.bundled._PRE_TOKENIZER", "llama-bpe")
-    with pytest.raises(UsageError, match="not the tokenizer of a bundled model"):
-        write_hf_folder(model_file("nano-edge"), tmp_path / "model")
-    assert not list(tmp_path.iterdir())
-
-
-def test_messages_are_the_agents_own(written):
-    item = practice_items(1)[0]
-    assert messages(item, "full") == [
-        {"role": one.role, "content": one.content} for one in prompt_messages(item, "full") if isinstance(one, Message)
-    ]

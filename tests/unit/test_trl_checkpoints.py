@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trl_world import write_checkpoint
-from tools.integrations.trl.checkpoints import checkpoints, newest_whole, set_broken_aside
+from tools.integrations.trl.checkpoints import checkpoints, newest_whole
 
 
 def steps(folder: Path) -> tuple[int | None, list[int]]:
@@ -33,9 +33,6 @@ def test_the_newest_by_number_is_taken_where_all_are_whole(tmp_path: Path) -> No
         "adapter_config.json",
         "adapter_model.safetensors",
         "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "training_args.bin",
     ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.9])
@@ -62,11 +59,3 @@ def test_a_model_in_several_files_needs_all_of_them(tmp_path: Path) -> None:
     assert steps(tmp_path) == (None, [1])
     (path / second).write_bytes((path / first).read_bytes())
     assert steps(tmp_path) == (1, [])
-
-
-def test_a_broken_one_is_kept_under_names_that_are_free(tmp_path: Path) -> None:
-    for _ in range(2):
-        (tmp_path / "checkpoint-3").mkdir()
-        for one in checkpoints(tmp_path):
-            set_broken_aside(one)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken-checkpoint-3", "broken-checkpoint-3-1"]

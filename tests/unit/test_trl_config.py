@@ -25,12 +25,12 @@ from tests.unit.test_console import step as finished_step
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import Terminated, main
-from tools.integrations.trl.compare import compare, of_blocks
+from tools.integrations.trl.compare import compare, difference, of_blocks
 from tools.integrations.trl.config import TrainerConfig, TrlConfig, resolve_run
-from tools.integrations.trl.plans import columns, curriculum
-from tools.integrations.trl.processes import AccelerateProcesses
-from tools.integrations.trl.responses import Completion, as_response
-from tools.integrations.trl.trainer import config_fields, paper_scale, passes
+from tools.integrations.trl.desk import Completion, as_response
+from tools.integrations.trl.plans import curriculum
+from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.trainer import config_fields, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
 ACCELERATE = Path("tools/integrations/trl/accelerate")
@@ -82,8 +82,6 @@ def test_the_launch_files_have_the_papers_settings(name):
     ("text", "told"),
     [
         ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
-        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {advantage_scale: group}}", "advantage_scale"),
-        ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {temperature: 0.7}}", "temperature"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
         ("trainer: {tunning: full}", "tunning"),
         ("agent: {phases: []}", "name at least one phase"),
@@ -96,32 +94,16 @@ def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, t
         resolve_run(path)
 
 
-def test_the_command_line_tells_what_is_wrong_in_one_line(tmp_path, capsys):
-    assert main(["run", str(tmp_path / "missing.yaml")]) != 0
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-
-
-def test_other_fields_of_trl_are_passed_on_and_those_that_the_algorithm_fixes_are_refused():
-    assert config_fields(config_of(options={"use_vllm": True}), 1)["use_vllm"] is True
-    with pytest.raises(UsageError, match="beta is set by the run itself"):
-        config_fields(config_of(options={"beta": 0.1}), 1)
-
-
 def test_one_update_takes_all_responses_however_many_processes_there_are():
     assert [passes(config_of(rows_per_pass=8), count) for count in (1, 2, 8)] == [128, 64, 16]
     with pytest.raises(UsageError, match="no multiple of 3 processes x 8 rows"):
         passes(config_of(rows_per_pass=8), 3)
 
 
-def test_the_bound_on_the_gradient_is_in_trls_scale():
-    fields = config_fields(config_of(loss_type="dr_grpo"), 1)
-    assert fields["max_grad_norm"] * paper_scale("dr_grpo", 8, 288) == pytest.approx(1.0)
-
-
 def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path):
     phases = (PhaseConfig(source="practice:group1", steps=2), PhaseConfig(source="practice:group2", target_rate=0.5, steps=1))
     config = AgentConfig(learning=LearningConfig(prompts_per_step=4, seed=5), phases=phases)
-    own = curriculum(config, open_source, lambda item: True).steps
+    own = curriculum(config, open_source, lambda item: True)
     with StateFolder(tmp_path) as state:
         theirs = AgentsCurriculum(phases, open_source, state, 5, 4)
         for plan in own:
@@ -135,9 +117,8 @@ def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path)
 
 def test_two_phases_of_one_source_go_on_in_its_stream():
     phases = tuple(PhaseConfig(source="sums", steps=1) for _ in range(2))
-    steps = curriculum(
-        AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases), open_sums, lambda item: True
-    ).steps
+    config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
+    steps = curriculum(config, open_sums, lambda item: True)
     assert [item.id for step in steps for item in step.items] == ["math-0", "math-1", "math-2", "math-3"]
 
 
@@ -169,22 +150,13 @@ def test_a_mixture_goes_on_where_it_was_and_holds_items_of_each_source_back():
         open_mixed("math+")
 
 
-def test_prompts_that_are_too_long_are_passed_over_and_counted():
+def test_prompts_that_are_too_long_are_passed_over():
     phases = (PhaseConfig(source="sums", steps=1),)
     config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
-    plan = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
-    assert ([item.id for item in plan.items], plan.passed_over, plan.steps[0].cursor_after) == (["math-1", "math-3"], 2, 4)
+    (step,) = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
+    assert ([item.id for item in step.items], step.cursor_after) == (["math-1", "math-3"], 4)
     with pytest.raises(TaskFileError, match="no prompt of the first 1000 fits"):
         curriculum(config, open_sums, lambda item: False)
-
-
-def test_the_data_set_has_each_prompt_as_messages_and_its_place():
-    items = tuple(islice(open_sums("sums").train(0), 2))
-    assert columns(items, "compact") == {
-        "prompt": [[{"role": "user", "content": "What is 0 + 1?"}], [{"role": "user", "content": "What is 1 + 1?"}]],
-        "position": [0, 1],
-    }
-    assert columns(items, "full")["prompt"][0][0]["role"] == "system"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +174,7 @@ def test_a_response_ended_by_itself_at_the_limit_of_tokens_or_beyond_its_steps(t
 
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
-    processes = AccelerateProcesses(wait_s=60)
+    processes = Processes(wait_s=60)
     assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
     assert processes.gather([1, 2]) == [1, 2]
     assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
@@ -215,7 +187,7 @@ def test_processes_that_a_launcher_started_and_nobody_connected_are_refused(monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(UsageError, match="2 processes were started but are not connected"):
-        AccelerateProcesses(wait_s=60)
+        Processes(wait_s=60)
 
 
 def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):
@@ -283,9 +255,7 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
     ("change", "told"),
     [
         (lambda line: b"\xff\x00\xfe", "is no text"),
-        (lambda line: line.replace(b'"seconds_by_part"', b'"other"'), "line 2: not a step"),
         (lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"'), "line 2: not a step"),
-        (lambda line: b'{"kind": "step_finished", "seconds_by_part": []}', "line 2: not a step"),
     ],
 )
 def test_events_that_cannot_be_read_are_no_difference(change, told, tmp_path, capsys):
@@ -309,19 +279,14 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     a, same = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "same", noisy(0.3, 2))
     other = write_run(tmp_path / "other", noisy(0.4, 3))
     assert compare([a], [same]).agree
+    several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
+    assert (several.runs_a, several.runs_b, several.agree) == (2, 2, True)
     result = compare([a], [other])
     told = {one.measure: one for one in result.differences}
     assert not told["assist_rate"].agree
     assert not told["dual at the end"].agree
     assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
     assert "not the same" in result.text()
-
-
-def test_several_runs_on_both_sides_are_held_against_their_own_spread(tmp_path):
-    a = [write_run(tmp_path / f"a{seed}", noisy(0.3, seed)) for seed in (1, 2, 3)]
-    b = [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5, 6)]
-    result = compare(a, b)
-    assert (result.noise, result.runs_a, result.agree) == ("the spread between runs", 3, True)
 
 
 def test_compare_on_the_command_line_tells_by_its_exit_code(tmp_path, capsys):
@@ -343,5 +308,5 @@ def test_of_a_hundred_comparisons_of_the_same_about_one_says_they_differ(steps):
     for number in range(300):
         sides = [_five_series(number, side, steps) for side in (1, 2)]
         pairs = [[y - x for x, y in zip(a, b, strict=True)] for a, b in zip(*sides, strict=True)]
-        apart += not all(of_blocks(differences).explains(sum(differences) / steps) for differences in pairs)
+        apart += not all(difference("", 0.0, sum(each) / steps, *of_blocks(each)).agree for each in pairs)
     assert 0 < apart <= 9

@@ -72,12 +72,7 @@ def test_a_folder_with_steps_goes_on_with_its_settings_and_with_those_that_chang
     "changed",
     [
         "agent.budget.calls_limit=100",
-        "agent.budget.spend_limit_uusd=9",
         "agent.coordinator.address=10.0.0.9:7443",
-        "agent.coordinator.call_deadline_s=900",
-        "agent.coordinator.embedded.start_timeout_s=99",
-        "agent.coordinator.embedded.api_key=env:KEY",
-        "agent.serve.port=0",
         "agent.privacy.terms=[me]",
         "agent.phases.0.steps=9",
         "trainer.options={ddp_timeout: 60}",
@@ -92,10 +87,8 @@ def test_money_machine_network_privacy_and_more_steps_at_the_end_let_a_run_go_on
     ("changed", "told"),
     [
         ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
-        ("agent.phases.0.target_rate=0.7", "agent.phases.0.target_rate 0.3 -> 0.7"),
         ("trainer.tuning=full", "trainer.tuning lora -> full"),
         ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),
-        ("trainer.options={optim: adafactor}", "trainer.options.optim none -> adafactor"),
     ],
 )
 def test_what_makes_it_another_run_does_not(changed: str, told: str, tmp_path: Path) -> None:
@@ -214,13 +207,9 @@ def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
     "name",
     [
         "state/thesis.txt",
-        "state-1/data.csv",
-        "adapter/a",
         "trained/b",
         "config.yaml",
-        "trl/checkpoint-2/x",
         "run.json",
-        "model/c",
     ],
 )
 def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: bool, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.rpc.client import StepUnits
 from tests.unit.agent_world import item
 from tests.unit.trained import training_groups
-from tools.integrations.verl.advantages import row_advantages, row_weights, usable_groups
+from tools.integrations.verl.estimator import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info
 
 RESPONSES = st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.sampled_from([0, 1]), st.booleans())
@@ -64,11 +64,6 @@ def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learn
     used = [ours[row] for group in usable_groups(masked, names) for row in group]
     assert sorted(used) == pytest.approx(sorted(wanted), abs=1e-12)
     assert sum(map(abs, ours)) == pytest.approx(sum(map(abs, wanted)), abs=1e-12)
-
-
-def test_a_batch_without_a_usable_group_has_neither_advantages_nor_weights():
-    assert row_advantages([1.0, 0.0], [0, 1], [True, False], ["a", "a"], 0.5) == [0.0, 0.0]
-    assert row_weights([True, False], ["a", "a"]) == [0.0, 0.0]
 
 
 def rows_of(*responses: ScoredResponse) -> list[dict[str, object]]:

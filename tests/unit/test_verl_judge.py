@@ -72,13 +72,6 @@ async def test_questions_of_two_sources_that_share_an_id_have_a_call_each():
     assert len({call.call_key for call in client.calls}) == len(client.calls) == 2
 
 
-async def test_another_worker_that_judges_the_same_step_again_gets_the_paid_answer():
-    client = await opened()
-    await judged(worker(client), HELP)
-    assert (await judged(worker(client), HELP)).reward == 1.0
-    assert len(client.calls) == 1
-
-
 async def test_a_call_that_fails_masks_the_response():
     client = await opened()
     client.fail_next("complete", CoordinatorUnavailable("the upstream is down"))

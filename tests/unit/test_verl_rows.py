@@ -13,30 +13,12 @@ import pytest
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.types import TaskItem
 from edge.tasks.registry import open_source
-from tests.shared_data import shared_data
 from tools.integrations.sources import open_mixed
-from tools.integrations.verl.prepare import main, prepare
-from tools.integrations.verl.rows import as_row, item_of
-
-PRACTICE = ("practice:arith", "practice:science", "practice:code", "practice:facts")
+from tools.integrations.verl.prepare import as_row, item_of, main, prepare
 
 
 def items_in(path: Path) -> list[TaskItem]:
     return [item_of(row["extra_info"]) for row in pq.read_table(path).to_pylist()]
-
-
-@pytest.mark.parametrize("name", PRACTICE)
-def test_an_item_comes_back_from_its_row_as_it_was(name):
-    items = list(islice(open_source(name).train(3), 20))
-    assert [item_of(as_row(item, number)["extra_info"]) for number, item in enumerate(items)] == items
-
-
-def test_a_row_has_the_columns_that_verl_reads():
-    (item,) = islice(open_source("practice:arith").train(0), 1)
-    row = as_row(item, 5)
-    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["reward_model"] == {"style": "rule", "ground_truth": item.answer}
-    assert (row["extra_info"]["index"], row["data_source"]) == (5, "arith")
 
 
 def test_the_files_hold_the_projects_own_training_stream_and_held_out_items(tmp_path):
@@ -72,21 +54,13 @@ def own_tasks(path, name, count):
     return str(path)
 
 
-def test_real_data_sets_are_read(tmp_path):
-    folder = shared_data("gsm8k")
-    prepare([f"gsm8k:{folder}"], tmp_path, 100, 20, 0, "full")
-    assert len({item.id for item in items_in(tmp_path / "train.parquet")}) == 100
-    assert {item.split for item in items_in(tmp_path / "test.parquet")} == {"test"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["practice:nothing", "--train", "3"], "unknown practice family"),
         (["missing.jsonl", "--train", "3"], "no such task file"),
         (["practice:arith", "--train", "0"], "--train 0"),
-        (["practice:arith", "--train", "99999999999"], "--train 99999999999 must lie between 1 and 10000000"),
-        (["practice:arith", "--train", "3", "--test", "99999999999"], "--test 99999999999 must lie between 1 and 20000"),
+        (["practice:arith", "--train", "3", "--test", "99999999999"], "--test 99999999999"),
     ],
 )
 def test_what_cannot_be_prepared_is_told_in_one_line(tmp_path, capsys, arguments, line):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ from coordinator.config import CoordinatorConfig
 from edge.config.loader import resolve
 from edge.core.errors import ConfigError
 from edge.dagrpo.hyperparameters import PAPER
-from tools.integrations.verl.method import NEEDS, SAMES, Need, at, require_method
+from tools.integrations.verl.method import NEEDS, SAMES, at, require_method
 from tools.integrations.verl.settings import DagrpoSettings
 
 HERE = Path(__file__).resolve().parents[2] / "tools" / "integrations" / "verl"
@@ -62,23 +63,12 @@ def test_the_launch_file_is_what_the_method_needs(launch):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla"),
-        ("actor_rollout_ref.actor.use_kl_loss", True),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 64),
         ("actor_rollout_ref.rollout.n", 1),
-        ("actor_rollout_ref.rollout.temperature", 0.7),
-        ("algorithm.adv_estimator", "grpo"),
-        ("algorithm.filter_groups.enable", True),
-        ("trainer.v1.trainer_mode", "colocate_async"),
-        ("trainer.use_v1", False),
-        ("algorithm.rollout_correction.rollout_is", "sequence"),
         ("algorithm.rollout_correction.rollout_is_threshold", "0.5_2.0"),
         ("algorithm.rollout_correction.rollout_is_threshold", 0),
-        ("algorithm.rollout_correction.rollout_rs", "token_k1"),
         ("actor_rollout_ref.rollout.calculate_log_probs", False),
         ("actor_rollout_ref.rollout.response_length", 256),
-        ("actor_rollout_ref.rollout.prompt_length", 512),
         ("actor_rollout_ref.rollout.max_model_len", 2047),
         ("actor_rollout_ref.rollout.top_p", "1.0"),
     ],
@@ -89,25 +79,12 @@ def test_a_setting_under_which_verl_would_compute_something_else_is_refused_by_n
         require_method(launch)
 
 
-@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.key)
-def test_every_needed_setting_is_held_to_its_value(launch: dict[str, Any], need: Need) -> None:
-    put(launch, need.key, "another")
-    with pytest.raises(ConfigError, match=f"^{need.key} must be .+, not 'another': {need.why}$"):
-        require_method(launch)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"actor.optim.lr_scheduler_type": "cosine", "actor.optim.lr_warmup_steps": 100},
-        {"rollout.max_model_len": 2048},
-    ],
-    ids=["schedule", "room"],
-)
-def test_choices_that_leave_the_estimator_as_it_is_are_taken(launch: dict[str, Any], changes: dict[str, Any]) -> None:
-    for key, value in changes.items():
-        put(launch, f"actor_rollout_ref.{key}", value)
-    require_method(launch)
+def test_every_needed_setting_is_held_to_its_value_for_the_reason_that_is_given(launch: dict[str, Any]) -> None:
+    for need in NEEDS:
+        changed = copy.deepcopy(launch)
+        put(changed, need.key, "another")
+        with pytest.raises(ConfigError, match=f"^{need.key} must be .+, not 'another': {need.why}$"):
+            require_method(changed)
 
 
 def test_the_correction_may_be_left_out_and_then_needs_nothing_of_the_sampler(launch):
@@ -138,12 +115,8 @@ def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
         {"target": 0.3},
         {"task": ""},
         {"target_rate": 1.5},
-        {"target_rate": None},
-        {"target_rate": True},
         {"agent": "coordinator.address=a"},
-        {"agent_file": 3},
         {"validate_with_cloud": "no"},
-        {"validate_with_cloud": 0},
     ],
     ids=str,
 )
@@ -154,18 +127,11 @@ def test_a_section_that_cannot_be_meant_is_refused_by_its_key(launch, change):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_configuration_without_the_section_says_where_to_start(launch):
-    del launch["dagrpo"]
-    with pytest.raises(ConfigError, match="the section dagrpo is missing"):
-        DagrpoSettings.of(launch)
-
-
 @pytest.mark.parametrize(
     ("coordinator", "line"),
     [
         ({}, "coordinator.address is missing"),
         ({"address": "127.0.0.1:1", "hint_chars": 100}, "coordinator.hint_chars must be 0"),
-        ({"address": "127.0.0.1:1", "hint_chars": -1}, r"^dagrpo\.agent\.coordinator\.hint_chars"),
         ({"adress": "127.0.0.1:1"}, r"^dagrpo\.agent\.coordinator\.adress: unknown key coordinator\.adress"),
     ],
 )
@@ -185,8 +151,6 @@ def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold
     ("arguments", "code", "line"),
     [
         ([], 2, "usage: launch.sh MODEL"),
-        (["coordinator"], 2, "usage: launch.sh MODEL"),
-        (["dagrpo"], 2, "usage: launch.sh MODEL"),
         (["../config/dagrpo"], 2, "usage: launch.sh MODEL"),
         (["qwen2.5-1.5b-instruct"], 1, "no train.parquet"),
     ],

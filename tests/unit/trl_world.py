@@ -23,8 +23,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item
 from tools.integrations.scoring import Scorer
-from tools.integrations.trl.desk import Desk, DeskRoles
-from tools.integrations.trl.responses import Completion
+from tools.integrations.trl.desk import Completion, Desk
 
 
 def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepPlan]:
@@ -102,7 +101,7 @@ class TrlWorld:
         )
         book = StepReporter(self.client, state, self.sink, self.clock, self.terms.dual_init)
         scorer = Scorer(GroupCalls(self.client, 5.0), ExactMathAnswer(), SelfOffload(), self.clock, settings)
-        return Desk(DeskRoles(state, book, scorer, self.sink, self.clock), self.steps)
+        return Desk(state, book, scorer, self.sink, self.clock, self.steps)
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -27,7 +27,7 @@ import aiohttp
 from edge.core.machine import physical_cores
 from tools.bench.harness import show
 from tools.bench.processes import free_port, running
-from tools.bench.rollout import BUNDLED, question
+from tools.bench.rollout import BUNDLED
 
 ROUTES = ("completions", "chat/completions")
 WARM_UP = 3
@@ -72,11 +72,9 @@ def _answers(url: str) -> bool:
 
 async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, max_tokens: int) -> Timed:
     """One streamed request, timed here."""
-    (message,) = question(number)
-    chat = {"messages": [{"role": "user", "content": message.content}]}
-    prompt = (
-        f"<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\n{message.content}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    question = f"Tom has {number} apples and buys {number % 7 + 2} boxes of {number % 5 + 3}. How many has he?"
+    chat = {"messages": [{"role": "user", "content": question}]}
+    prompt = f"<|im_start|>system\nThink in steps.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     body = {"model": "edge", "temperature": 0, "max_tokens": max_tokens, "stream": True}
     first, pieces, start = 0.0, [], time.perf_counter()
     async with http.post(f"{base}/{route}", json={**body, **({"prompt": prompt} if route == "completions" else chat)}) as reply:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
@@ -70,11 +70,6 @@ class Spread:
     def text(self, unit: str, digits: int = 2) -> str:
         """`1.23 s (1.20-1.30)`: median and quartiles."""
         return f"{self.median:.{digits}f} {unit} {self.range(digits)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Every sample, the median and the quartiles."""
-        first, third = self.quartiles
-        return {"median": self.median, "q1": first, "q3": third, "n": len(self.samples), "samples": list(self.samples)}
 
 
 def spread(samples: Iterable[float]) -> Spread:
@@ -159,7 +154,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
         cells = (verdict.what, verdict.against, verdict.measured, verdict.goal, mark)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for row in rows:
-        if row.missed:
+        if row.missed and row.profile:
             lines += ["", f"**Missed: {row.title}.** Where it goes:", "", *(f"- {entry}" for entry in row.profile)]
         if row.notes:
             lines += ["", f"*{row.title}*: " + "; ".join(row.notes) + "."]
@@ -198,9 +193,8 @@ RunPart = Callable[[Part, Path, Path, OnLine], float]
 class Results:
     """A folder of results. With `fresh`, stored ones do not count but those of this run do."""
 
-    def __init__(self, folder: Path, screen: Screen, *, fresh: bool = False, run: RunPart | None = None) -> None:
+    def __init__(self, folder: Path, *, fresh: bool = False, run: RunPart | None = None) -> None:
         self._folder = folder
-        self._screen = screen
         self._fresh = fresh
         self._run = run or run_part
         self._of_this_run: dict[str, str] = {}
@@ -210,7 +204,7 @@ class Results:
         file = self._folder / "parts" / f"{part.key}.json"
         stored = self._stored(part, file)
         if stored is not None:
-            self._screen.end(part.key, stored["seconds"], "read back")
+            note(f"  {part.key}: read back")
         else:
             stored = self._measured(part, file)
         return {**stored["result"], "taken": {name: stored[name] for name in ("key", "at", "load_before", "seconds")}}
@@ -242,13 +236,13 @@ class Results:
         raw.unlink(missing_ok=True)
         job.write_text(json.dumps(part.job, indent=1), encoding="utf-8")
         load, at = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        seconds = self._run(part, job, raw, self._screen.begin(part.key))
+        seconds = self._run(part, job, raw, minutely(part.key))
         result = json.loads(raw.read_text(encoding="utf-8"))
         stored = {"key": part.key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
         write_json(file, stored)
         raw.unlink()
         self._of_this_run[part.key] = part.digest
-        self._screen.end(part.key, seconds, f"load before {load:.1f}")
+        note(f"  {part.key}: {seconds:.0f} s, load before {load:.1f}")
         return stored
 
 
@@ -266,42 +260,22 @@ def write_json(file: Path, value: Any) -> None:
     write_atomically(file, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-class Screen:
-    """What a person sees meanwhile: a live line on a terminal, now and then a line elsewhere."""
+def note(text: str) -> None:
+    """A line for whoever watches."""
+    print(text, file=sys.stderr, flush=True)
 
-    _QUIET_S, _WIDTH = 60.0, 110
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+def minutely(key: str) -> OnLine:
+    """Notes once a minute how a process goes."""
+    noted = 0.0
 
-    def begin(self, key: str) -> OnLine:
-        """A part begins; the answer is called with how it goes."""
-        self._line(f"  {key} ...", live=True)
-        shown = 0.0
+    def on_line(seconds: float, line: str) -> None:
+        nonlocal noted
+        if seconds - noted >= 60.0:
+            noted = seconds
+            note(f"  {key} ... {seconds:.0f} s  {line[:80]}")
 
-        def on_line(seconds: float, line: str) -> None:
-            nonlocal shown
-            if self._live or seconds - shown >= self._QUIET_S:
-                shown = seconds
-                self._line(f"  {key} ... {seconds:.0f} s  {line}", live=self._live)
-
-        return on_line
-
-    def end(self, key: str, seconds: float, note: str) -> None:
-        """A part is over."""
-        self._line(f"  {key}: {seconds:.0f} s, {note}", live=False)
-
-    def title(self, text: str) -> None:
-        """A row begins."""
-        self._line(f"== {text}", live=False)
-
-    def _line(self, text: str, *, live: bool) -> None:
-        if live and not self._live:
-            return
-        cut = text[: self._WIDTH].replace("\n", " ")
-        self._stream.write(("\r\x1b[K" if self._live else "") + cut + ("" if live else "\n"))
-        self._stream.flush()
+    return on_line
 
 
 # -- what it was measured on -----------------------------------------------------------------------------------------------------------
@@ -366,13 +340,12 @@ def rounds_of(given: argparse.Namespace, usual: int) -> int:
 
 
 class Run:
-    """One run of a table: its folder, results and screen. Warns where the machine does other work. Raises UsageError for a wrong row."""
+    """One run of a table: its folder and results. Warns where the machine does other work. Raises UsageError for a wrong row."""
 
     def __init__(self, given: argparse.Namespace, table: str, size: str, rows: Sequence[str]) -> None:
         self.names = rows_of(given.rows, rows)
-        self.screen = Screen()
         self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
-        self.results = Results(self.out, self.screen, fresh=given.fresh)
+        self.results = Results(self.out, fresh=given.fresh)
         self._file = self.out / table
         self._size = size
         self._load = os.getloadavg()[0]
@@ -392,7 +365,7 @@ class Run:
         above = f"Measured side by side in one run, {when}.{doubt}{about}"
         done: list[Row] = []
         for name in self.names:
-            self.screen.title(name)
+            note(f"== {name}")
             done.append(row(name))
             write_json(self._file.with_suffix(".json"), {**facts, "rows": [asdict(one) for one in done]})
             self._file.with_suffix(".md").write_text(markdown(done, machine, above), encoding="utf-8")

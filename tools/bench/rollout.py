@@ -1,131 +1,137 @@
 """Rollout speed of the llama.cpp backend: `python -m tools.bench.rollout [MODEL.gguf] [--rows 1,8,16,32]`.
 
-Prints tokens/s of whole rollouts (prompts included) at several numbers of rows, beside what bare decode calls of the same width reach, so
-that the share lost to sampling and bookkeeping shows. Figures from a machine that does other work mean nothing.
+Prints tokens/s of whole rollouts (prompts, sampling and bookkeeping included) at several numbers of rows, beside what bare decode calls of
+the same width reach. All responses have the same length and all prompts random ids, as in llama.cpp's own batched bench, beside which the
+table has these rollouts. Figures from a machine that does other work mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.core.clock import Clock, SystemClock
 from edge.core.machine import physical_cores
-from edge.core.types import FinishReason, Message, PromptGroup, Sampling
-from edge.core.worker import EngineWorker
-from edge.inference.gguf_model import GgufModel
-from edge.inference.llama_engine import LlamaEngine
-from edge.inference.llamacpp import LlamaCppBackend
+from edge.core.types import Message, Sampling
 from tools.bench.harness import show
+from tools.bench.table.memory import memory_now
+
+if TYPE_CHECKING:
+    from edge.inference.batched import BatchedBackend
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is measured: model, responses of `max_tokens` tokens, G per prompt, threads, context per row in tokens."""
+class RandomPrompts:
+    """In the chat template's place: ids drawn from the text of the last message."""
 
-    model: Path
-    prompts: int
-    group_size: int
-    max_tokens: int
-    n_threads: int
-    n_ctx: int
+    def __init__(self, tokens: int, vocab_size: int) -> None:
+        self._tokens = tokens
+        self._vocab_size = vocab_size
 
-
-def question(number: int) -> list[Message]:
-    """A made-up question."""
-    return [Message("user", f"Tom has {number} apples and buys {number % 7 + 2} boxes of {number % 5 + 3}. How many has he?")]
+    def prompt_ids(self, messages: Sequence[Message], prefix: str = "") -> list[int]:
+        """Always as many ids as were asked for."""
+        draw = Random(messages[-1].content)
+        return [draw.randrange(self._vocab_size) for _ in range(self._tokens)]
 
 
-async def rollouts(backend: LlamaCppBackend, settings: Settings, offset: int = 0) -> list[PromptGroup]:
-    """All groups at once, as a learning step asks for them."""
-    sampling = Sampling(max_tokens=settings.max_tokens)
-    seeds = range(offset, offset + settings.group_size)
-    return await asyncio.gather(*(backend.sample_group(question(number), sampling, seeds) for number in range(settings.prompts)))
+async def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of every repeat, after one to warm up. `rows`: how many are decoded together (default: all)."""
+    from edge.core.worker import EngineWorker
+    from edge.inference.batched import BatchedBackend
+    from edge.inference.gguf_model import GgufModel
+    from edge.inference.llama_engine import LlamaEngine
+    from edge.inference.model_tokenizer import gguf_tokenizer
 
-
-async def rollout_speed(settings: Settings, rows: int, clock: Clock) -> tuple[float, list[PromptGroup]]:
-    """Tokens/s of one batch of rollouts, after a warm-up."""
-    worker = EngineWorker()
-    backend = LlamaCppBackend(
-        settings.model, worker, n_threads=settings.n_threads, n_ctx=settings.n_ctx, max_rows=rows, serving_rows=1
-    )
+    responses = job["prompts"] * job["group_size"]
+    rows = job.get("rows", responses)
+    model, worker = GgufModel(Path(job["model"])), EngineWorker()
+    model.vocabulary.ends[:] = [False] * model.vocabulary.size
+    engine = LlamaEngine(model, rows=rows + 1, n_ctx=job["context_tokens"], n_threads=job["threads"])
+    template: Any = RandomPrompts(job["prompt_tokens"], model.vocabulary.size - 8)
+    info = gguf_tokenizer(model).describe(model.path, model.header.architecture, model.parameters, model.trained_context_tokens)
+    backend = BatchedBackend(engine, model.vocabulary, template, info, worker, rollout_rows=rows, close_model=model.close)
     try:
-        await backend.sample_group(question(1), Sampling(max_tokens=8), range(rows))
-        start = clock.monotonic()
-        groups = await rollouts(backend, settings)
-        return count_tokens(groups) / (clock.monotonic() - start), groups
+        await rollouts(backend, job, 0)
+        return {
+            "seconds": [await rollouts(backend, job, 1 + repeat) for repeat in range(job["repeats"])],
+            "tokens": responses * job["max_tokens"],
+            "peak_mib": memory_now().get("peak_mib", 0.0),
+        }
     finally:
         await backend.aclose()
         worker.close()
 
 
-def decode_speed(settings: Settings, rows: int, clock: Clock) -> float:
+async def rollouts(backend: BatchedBackend, job: dict[str, Any], repeat: int) -> float:
+    """All groups at once, as a learning step asks for them; seconds. Raises AssertionError when a response has another length."""
+    sampling, seeds = Sampling(max_tokens=job["max_tokens"]), range(job["group_size"])
+    began = time.perf_counter()
+    groups = await asyncio.gather(
+        *(backend.sample_group([Message("user", f"{repeat} {prompt}")], sampling, seeds) for prompt in range(job["prompts"]))
+    )
+    seconds = time.perf_counter() - began
+    lengths = {len(response.token_ids) for group in groups for response in group.responses}
+    if lengths != {job["max_tokens"]}:
+        raise AssertionError(f"responses of {sorted(lengths)} tokens")
+    return seconds
+
+
+def decode_speed(job: dict[str, Any]) -> float:
     """Tokens/s of bare decode calls of this width, rows of about half the rollouts' length."""
-    model = GgufModel(settings.model)
-    engine = LlamaEngine(model, rows=rows, n_ctx=settings.n_ctx, n_threads=settings.n_threads)
-    calls, first = min(settings.max_tokens, 64), 64
+    from edge.inference.gguf_model import GgufModel
+    from edge.inference.llama_engine import LlamaEngine
+
+    rows = job["rows"]
+    model = GgufModel(Path(job["model"]))
+    engine = LlamaEngine(model, rows=rows, n_ctx=job["context_tokens"], n_threads=job["threads"])
+    calls, first = min(job["max_tokens"], 64), 64
     for row in range(rows):
         engine.prefill(row, [1] * first)
     engine.decode(np.ones(rows, dtype=np.int32), np.full(rows, first, dtype=np.int32))
-    start = clock.monotonic()
+    start = time.perf_counter()
     for call in range(calls):
         engine.decode(np.ones(rows, dtype=np.int32), np.full(rows, first + 1 + call, dtype=np.int32))
-    seconds = clock.monotonic() - start
+    seconds = time.perf_counter() - start
     engine.close()
     model.close()
-    return rows * calls / seconds
+    return float(rows * calls / seconds)
 
 
-def count_tokens(groups: Sequence[PromptGroup]) -> int:
-    """Sampled tokens of all groups."""
-    return sum(len(response.token_ids) for group in groups for response in group.responses)
-
-
-async def measure(settings: Settings, rows: int, clock: Clock) -> dict[str, Any]:
+def at_width(job: dict[str, Any]) -> dict[str, Any]:
     """Speeds in tokens/s at one width; `efficiency` is rollouts / bare decode calls."""
-    bare = decode_speed(settings, rows, clock)
-    speed, groups = await rollout_speed(settings, rows, clock)
-    responses = [response for group in groups for response in group.responses]
-    cut = sum(response.finish is FinishReason.LENGTH for response in responses) / len(responses)
+    bare, found = decode_speed(job), asyncio.run(measure(job))
+    speed = found["tokens"] / found["seconds"][0]
     return {
-        "rows": rows,
-        "responses": len(responses),
-        "tokens": count_tokens(groups),
-        "cut_share": round(cut, 3),
+        "rows": job["rows"],
+        "tokens": found["tokens"],
         "rollout_tok_per_s": round(speed, 1),
         "decode_tok_per_s": round(bare, 1),
         "efficiency": round(speed / bare, 3),
     }
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each width and print a line for it."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.rollout", description="Rollout speed of the llama.cpp backend.")
     parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)
     parser.add_argument("--rows", default="1,8,16,32", help="widths to measure, comma separated (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=110)
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--context", type=int, default=512, help="tokens per row (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each width and print a line for it."""
-    given = parse(arguments)
-    settings = Settings(given.model, given.prompts, given.group_size, given.max_tokens, given.threads, given.context)
-    widths = [int(part) for part in given.rows.split(",")]
-    show((asyncio.run(measure(settings, rows, SystemClock())) for rows in widths), as_json=given.json)
+    given = vars(parser.parse_args(arguments))
+    job = {**given, "context_tokens": given["context"], "repeats": 1}
+    show((at_width({**job, "rows": int(rows)}) for rows in given["rows"].split(",")), as_json=given["json"])
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)
-    one.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json and dial.png")
+    one.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json")
     rates = ", ".join(map(str, dial.RATES))
     one.add_argument("--rate", type=float, action="append", help=f"may be repeated (default: {rates})")
     one.add_argument("--questions", type=int, default=200)
@@ -169,7 +169,7 @@ def play_dial(arguments: argparse.Namespace) -> int:
             shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
         runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _say))
     dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _say(f"wrote {arguments.out / 'dial.json'} and {arguments.out / 'dial.png'}")
+    _say(f"wrote {arguments.out / 'dial.json'}")
     return 0 if all(run.held for run in runs) else 1
 
 

@@ -18,7 +18,6 @@ from tools.experiments.cells import ChosenRewards
 from tools.experiments.result import Result, first_of, write_whole
 
 CHOSEN_FILE = Path(__file__).resolve().parent / "specs" / "chosen-assist-rewards.json"
-VALUE = "learning.assist_reward"
 LAST_STEPS = 20
 """Steps at the end of a run whose mean rate is compared with τ."""
 

@@ -1,15 +1,13 @@
-"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth.
-
-Knows the running agent, practice questions and the comparison with oracle and random routing; knows nothing of how the dial steers. One
-agent with its embedded coordinator answers everything; each run is a task label of its own, so that its dial begins with nothing, except
-where a run is to begin warm. Every answer is greedy, so a question is the same question in every run.
+"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth. One agent with its embedded coordinator
+answers everything; each run is a task label of its own, so that its dial begins with nothing, except where a run is to begin warm.
+Every answer is greedy, so a question is the same question in every run.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -202,59 +200,7 @@ def row(run: DialRun) -> str:
 
 
 def write(folder: Path, runs: Sequence[DialRun], about: dict[str, Any]) -> None:
-    """dial.json and dial.png."""
+    """dial.json."""
     folder.mkdir(parents=True, exist_ok=True)
     body = {**about, "tolerance": TOLERANCE, "runs": [asdict(run) | {"held": run.held} for run in runs]}
     (folder / "dial.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-    draw(folder / "dial.png", runs)
-
-
-def draw(path: Path, runs: Sequence[DialRun]) -> None:
-    """Left: the realised rate as questions come. Right: what each rate is worth."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    _draw_rates(left, [run for run in runs if run.kind == "cold"])
-    _draw_worth(right, [run for run in runs if run.kind in ("cold", "warm")])
-    figure.savefig(path)
-
-
-def _draw_rates(axis: Any, runs: Sequence[DialRun]) -> None:
-    for run, colour in zip(runs, _colours(), strict=False):
-        numbers = range(1, run.questions + 1)
-        axis.plot(numbers, run.rates_by_question, color=colour, linewidth=1.6, label=f"τ = {run.target_rate:g}")
-        axis.axhline(run.target_rate, color=colour, linestyle=":", linewidth=1.0)
-        low, high = run.target_rate - TOLERANCE, run.target_rate + TOLERANCE
-        axis.fill_between([0.9 * run.questions, run.questions], low, high, color=colour, alpha=0.25, linewidth=0)
-    axis.set(xlabel="questions since τ was set", ylabel="realised rate since then", ylim=(-0.02, 1.0))
-    axis.set_title("From a cold start on a frozen model (bars: τ ± 0.03)")
-    axis.legend(loc="upper right", ncols=2)
-
-
-def _draw_worth(axis: Any, runs: Sequence[DialRun]) -> None:
-    ordered = sorted(runs, key=lambda run: run.realised_rate)
-    rates = [run.realised_rate for run in ordered]
-    lines = (("oracle", "#666666", "--"), ("best_threshold", "#2a8c4a", "-"), ("random_routing", "#d9730d", ":"))
-    names = {"oracle": "oracle router", "best_threshold": "best fixed threshold in hindsight", "random_routing": "random routing"}
-    for name, colour, style in lines:
-        axis.plot(rates, [getattr(run, name) for run in ordered], color=colour, linestyle=style, label=names[name])
-    for kind, marker in (("cold", "o"), ("warm", "s")):
-        own = [run for run in ordered if run.kind == kind]
-        if not own:
-            continue
-        joint = [run.joint_accuracy for run in own]
-        spans = [[value - run.joint_interval[0] for value, run in zip(joint, own, strict=True)]]
-        spans += [[run.joint_interval[1] - value for value, run in zip(joint, own, strict=True)]]
-        at = [run.realised_rate for run in own]
-        axis.errorbar(at, joint, yerr=spans, fmt=marker, color="#1f6fb4", capsize=3, alpha=0.8, label=f"the dial, {kind} start")
-    axis.axhline(ordered[0].forced_local_accuracy, color="#b3261e", linewidth=1.0, label="forced local")
-    axis.set(xlabel="realised rate", ylabel="joint accuracy (bars: 95 % interval)")
-    axis.set_title("What each rate is worth")
-    axis.legend(loc="lower right")
-
-
-def _colours() -> Iterator[str]:
-    return iter(("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#b3261e", "#0f8b8d"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,11 +37,6 @@ class Runs:
         """Mean over seeds of a number of each run; None where there is no run, or a run without the number."""
         values = [value(result) for result in self.results]
         return over_seeds(values) if values and None not in values else None
-
-    def across(self, source: str, phases: tuple[int, int], rule: Rule, statistic: Statistic) -> Estimate | None:
-        """A statistic of two looks of the same runs at the same items."""
-        first, second = (Part(self, source, phase) for phase in phases)
-        return compared([first], [second], (rule, rule), statistic)
 
     def by_seed(self, source: str, phase: int) -> dict[int, Look]:
         """The looks at one source by seed."""
@@ -150,7 +145,9 @@ class Findings:
                 and (varied is None or dict(one.varied) == dict(varied))
             )
 
-        return Runs(_by_seed(self._of(one for one in self.grid.placed if meant(one))), len(self.spec.seeds))
+        keys = dict.fromkeys(one.cell.key for one in self.grid.placed if meant(one))
+        found = sorted((self.results[key] for key in keys if key in self.results), key=lambda result: result.cell.seed)
+        return Runs(tuple(found), len(self.spec.seeds))
 
     def bare(self, model: str) -> Runs:
         """The model before any learning."""
@@ -160,11 +157,3 @@ class Findings:
     def missing(self) -> int:
         """Cells without a result."""
         return len(self.grid.cells) - len(self.results)
-
-    def _of(self, placed: Iterable[Placed]) -> list[Result]:
-        keys = dict.fromkeys(one.cell.key for one in placed)
-        return [self.results[key] for key in keys if key in self.results]
-
-
-def _by_seed(results: Sequence[Result]) -> tuple[Result, ...]:
-    return tuple(sorted(results, key=lambda result: result.cell.seed))

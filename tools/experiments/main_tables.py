@@ -154,7 +154,7 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
             yield _read(during, read, row)
             if row.learns:
                 yield _read(post, read, row)
-                yield or_missing(during.runs.across(family.source, (FIRST, SECOND), read.rule(row), forgetting(read.value)))
+                yield or_missing(compared([during], [post], (read.rule(row), read.rule(row)), forgetting(read.value)))
             else:
                 yield from ("-", "-")
         if published and quoted:

@@ -29,22 +29,9 @@ from edge.privacy.registry import Registry
 TERMS = ("Project Falcon", "Müller", "ACME", "Anneliese", "Blue Heron Ltd", "株式会社秘密")
 REGIONS = ("US", "GB", "DE", "FR", "IT", "ES", "NL", "JP", "IN", "BR", "AU", "CH", "SE", "PL", "MX", "ZA")
 _WORDS = [
-    "meeting",
-    "invoice",
-    "sister",
-    "garden",
-    "report",
-    "winter",
-    "engine",
-    "coffee",
-    "travel",
-    "budget",
-    "lesson",
-    "recipe",
-    "doctor",
-    "letter",
-    "music",
-]
+    "meeting", "invoice", "sister", "garden", "report", "winter", "engine", "coffee", "travel", "budget", "lesson", "recipe", "doctor",
+    "letter", "music",
+]  # fmt: skip
 _CLAUSE_ENDS = ["", ".", ", thanks", "\nUser: jo", " and I forgot the rest", "; help"]
 _ALNUM = string.ascii_letters + string.digits
 

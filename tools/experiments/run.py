@@ -17,14 +17,13 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edge.app.engines import require_onnx
 from edge.cli.exits import stop_on_signals
-from edge.core.clock import Clock, SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted, shown
 from tools.experiments.cells import Cell, Grid, expand, shared
@@ -103,14 +102,6 @@ class Pace:
     step_s: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     phase_s: list[float] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, results: Iterable[Result]) -> Pace:
-        """The pace of these results."""
-        pace = cls()
-        for result in results:
-            pace.learn(result)
-        return pace
-
     def learn(self, result: Result) -> None:
         """Count a finished cell."""
         cell, cost = result.cell, result.body["cost"]
@@ -127,13 +118,9 @@ class Pace:
         return _START_S + steps + rest * max(1, len(cell.phases))
 
     def _step_s(self, cell: Cell, source: str) -> float:
-        """The nearest that is known: this model, method and source, else any with this method, else any."""
-        exact = self.step_s.get((cell.model, cell.method, source))
-        alike = [
-            value for (_, method, of), values in self.step_s.items() if (method, of) == (cell.method, source) for value in values
-        ]
+        """Of this model, method and source where it is known, else of any."""
         every = [value for values in self.step_s.values() for value in values]
-        return _mean(exact or alike or every, _STEP_S)
+        return _mean(self.step_s.get((cell.model, cell.method, source)) or every, _STEP_S)
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:
@@ -176,7 +163,10 @@ class Plan:
         if not meant and (only is not None or not waits):
             raise UsageError(f"no cell matches {shown(str(only))}", hint="--list without --only shows their keys")
         results = {cell.key: result for cell in every if (result := read_result(cell, arguments.results)) is not None}
-        return cls(grids, tuple(meant), tuple(waits) if only is None else (), results, Pace.of(results.values()))
+        pace = Pace()
+        for result in results.values():
+            pace.learn(result)
+        return cls(grids, tuple(meant), tuple(waits) if only is None else (), results, pace)
 
     @property
     def missing(self) -> list[Cell]:
@@ -250,34 +240,25 @@ Launch = Callable[[Cell, OnProgress, asyncio.Event], Awaitable[Ended]]
 
 @dataclass
 class Board:
-    """What is known of the cells at work. `steps_done`: by cell key, also those of earlier runs."""
+    """What is known of the cells at work. `steps_done`: by cell key, also those of earlier runs; `parts`: what each one does."""
 
     cells: Sequence[Cell]
     jobs: int
     pace: Pace
-    clock: Clock
-    began: float = 0.0
     ended: list[Ended] = field(default_factory=list)
     steps_done: dict[str, int] = field(default_factory=dict)
-    first_steps: dict[str, int] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.began = self.clock.monotonic()
 
     def progressed(self, cell: Cell, line: Mapping[str, Any]) -> None:
         """A line of progress."""
         self.parts[cell.key] = str(line["part"])
         if line["part"] == "learning":
             self.steps_done[cell.key] = int(line["steps_done"])
-            self.first_steps.setdefault(cell.key, int(line["steps_done"]))
 
     def ends(self, ended: Ended) -> None:
         """A cell's process has ended."""
         self.ended.append(ended)
         self.parts.pop(ended.cell.key, None)
-        if ended.code == DONE:
-            self.steps_done[ended.cell.key] = ended.cell.steps
 
     @property
     def done(self) -> int:
@@ -289,27 +270,20 @@ class Board:
         """Cells that ended in no other way."""
         return sum(one.code not in (DONE, BUSY, STOPPED) for one in self.ended)
 
-    def left_s(self) -> float:
-        """Seconds until all have ended."""
-        ended = {one.cell.key for one in self.ended}
-        waiting = [cell for cell in self.cells if cell.key not in ended]
-        done = {cell.key: self.steps_done.get(cell.key, 0) / max(1, cell.steps) for cell in waiting}
-        return sum((1.0 - done[cell.key]) * self.pace.cell_s(cell) for cell in waiting) / self.jobs
-
     def line(self) -> str:
-        """For a person: `3 of 20 cells, 412 steps, 0.61 steps/s, about 1.4 h left: KEY 50 (learning)`."""
-        made = sum(done - self.first_steps.get(key, done) for key, done in self.steps_done.items())
-        took = max(1e-9, self.clock.monotonic() - self.began)
+        """For a person: `3 of 20 cells, about 1.4 h left: KEY 50 (learning)`."""
+        over = {one.cell.key for one in self.ended}
+        waiting = [cell for cell in self.cells if cell.key not in over]
+        left_s = sum((1.0 - self.steps_done.get(cell.key, 0) / max(1, cell.steps)) * self.pace.cell_s(cell) for cell in waiting)
         at_work = ", ".join(f"{key} {self.steps_done.get(key, 0)} ({part})" for key, part in sorted(self.parts.items()))
         trouble = f", {self.failed} failed" if self.failed else ""
-        rate = f"{counted(made, 'step')}, {made / took:.2f} steps/s"
-        left = f", about {hours(self.left_s())} left" if len(self.ended) < len(self.cells) else ""
-        return f"{self.done} of {counted(len(self.cells), 'cell')}{trouble}, {rate}{left}{f': {at_work}' if at_work else ''}"
+        left = f", about {hours(left_s / self.jobs)} left" if waiting else ""
+        return f"{self.done} of {counted(len(self.cells), 'cell')}{trouble}{left}{f': {at_work}' if at_work else ''}"
 
 
 async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
     stop = asyncio.Event()
-    board = Board(plan.missing, arguments.jobs, plan.pace, SystemClock())
+    board = Board(plan.missing, arguments.jobs, plan.pace)
 
     def on_end(ended: Ended) -> None:
         if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:

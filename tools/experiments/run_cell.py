@@ -27,11 +27,12 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.concurrency import Stop
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
+from edge.core.files import replacing_folder
 from edge.core.machine import MachineFacts, machine_facts
 from edge.evaluation.plan import EvalPlan
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run
-from tools.bench.table.watch import memory_now
+from tools.bench.table.memory import memory_now
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import Examiner, Router
 from tools.experiments.result import (
@@ -179,11 +180,10 @@ class Evaluator:
         used = self.agent.adapter.in_use()
         if used is None:
             return None
-        kept, unfinished = (self.folder / "adapters" / f"{dot}step-{steps_done:06d}" for dot in ("", "."))
+        kept = self.folder / "adapters" / f"step-{steps_done:06d}"
         if not kept.is_dir():
-            shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.copytree(used.folder, unfinished)
-            unfinished.rename(kept)
+            with replacing_folder(kept) as draft:
+                shutil.copytree(used.folder, draft, dirs_exist_ok=True)
         return kept
 
     async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:

@@ -224,34 +224,32 @@ class Spec(Section):
 
     def _ignored_rewards(self) -> Iterator[tuple[KeyPath, str]]:
         """Assistance rewards of labels that no item has."""
-        rewards = list(self._rewards())
-        sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
-        labels = {source: labels_of(source) for source in sources} if rewards else {}
-        for path, value in rewards:
-            if (wrong := _wrong_rewards(value, labels)) is not None:
-                yield path, f"{dotted(path)}: {wrong}"
-
-    def _rewards(self) -> Iterator[tuple[KeyPath, Value]]:
-        """Every value of the assistance rewards by label, and where it stands."""
         places: list[tuple[KeyPath, Settings]] = [(("settings",), self.settings)]
         places += [(("methods", way), own) for way, own in self.ways.items()]
         places += [(("vary",), {key: value}) for key, values in self.vary.items() for value in values]
-        for path, settings in places:
-            for key, value in settings.items():
-                label = key.removeprefix(f"{ASSIST}.")
-                if key == ASSIST or label != key:
-                    yield (*path, key), value if key == ASSIST else {label: str(value)}
-
-
-def _wrong_rewards(value: Value, labels: Mapping[str, frozenset[str]]) -> str | None:
-    """Why rewards by label would be ignored, in words; None where they are not. `labels`: those of each phase's source."""
-    if value == CHOSEN:
-        named = " and ".join(GROUPS)
-        others = [source for source, own in labels.items() if own != {source}]
-        return f"{CHOSEN} is for {named}, whose items have their name as label, not for {others[0]}" if others else None
-    known = sorted(frozenset().union(*labels.values()))
-    unknown = [label for label in value if label not in known] if isinstance(value, Mapping) else []
-    return f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}" if unknown else None
+        given = [
+            (path, key, value)
+            for path, settings in places
+            for key, value in settings.items()
+            if key == ASSIST or key.startswith(f"{ASSIST}.")
+        ]
+        sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
+        labels = {source: labels_of(source) for source in sources} if given else {}
+        known = sorted(frozenset().union(*labels.values()))
+        for path, key, value in given:
+            wrong = ""
+            if key == ASSIST and value == CHOSEN:
+                if others := [source for source, own in labels.items() if own != {source}]:
+                    named = " and ".join(GROUPS)
+                    wrong = f"{CHOSEN} is for {named}, whose items have their name as label, not for {others[0]}"
+            else:
+                rewarded = (
+                    [key.removeprefix(f"{ASSIST}.")] if key != ASSIST else list(value) if isinstance(value, Mapping) else []
+                )
+                if unknown := [label for label in rewarded if label not in known]:
+                    wrong = f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}"
+            if wrong:
+                yield (*path, key), f"{dotted((*path, key))}: {wrong}"
 
 
 def spec_names(folder: Path = SPECS) -> list[str]:

@@ -1,7 +1,7 @@
-"""Which of the agent's settings hold where another engine trains. Knows keys and why one does not hold; knows nothing of engines.
+"""Which of the agent's settings hold where another engine trains.
 
-A setting that an engine does not follow is refused by name when it is set to anything but its default, never passed over: a run must
-be what its configuration says. What is not named here holds, or belongs to parts of the agent that do not learn.
+A setting that an engine does not follow is refused by name when it is set to anything but its default, never passed over: a run must be
+what its configuration says. What is not named here holds, or belongs to parts of the agent that do not learn.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Several task sources as one: `math+arc-easy+arc-challenge`. Knows how they are mixed; knows nothing of what they are.
+"""Several task sources as one: `math+arc-easy+arc-challenge`.
 
-The paper's groups are such mixtures. Each item comes from one of the sources by chance, in proportion to their training items, but none of
-them counts for more than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
+The paper's groups are such mixtures. Each item comes from one of the sources by chance, in proportion to their training items, but none
+of them counts for more than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
@@ -43,7 +43,11 @@ class MixedSource:
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """The mixture's stream from position `start`; each source goes on in its own order."""
-        return islice(self._mixed(seed), start, None)
+        sizes = [_size(source) for source in self._sources]
+        first = sizes[0] or max((size for size in sizes if size), default=1)
+        weights = [min(size or first, first) for size in sizes]
+        streams, drawn = [source.train(seed, 0) for source in self._sources], stream(seed, "mixture", self._name)
+        return islice((next(drawn.choices(streams, weights)[0]) for _ in count()), start, None)
 
     def test(self, limit: int) -> Sequence[TaskItem]:
         """At most `limit` held-out items, in turn from each source."""
@@ -51,18 +55,6 @@ class MixedSource:
         columns = [source.test(share) for source in self._sources]
         rows = [item for row in range(share) for column in columns for item in column[row : row + 1]]
         return tuple(rows[:limit])
-
-    def _mixed(self, seed: int) -> Iterator[TaskItem]:
-        streams = [source.train(seed, 0) for source in self._sources]
-        weights, drawn = self._weights(), stream(seed, "mixture", self._name)
-        while True:
-            (chosen,) = drawn.choices(streams, weights)
-            yield next(chosen)
-
-    def _weights(self) -> list[int]:
-        sizes = [_size(source) for source in self._sources]
-        first = sizes[0] or max((size for size in sizes if size), default=1)
-        return [min(size or first, first) for size in sizes]
 
 
 def _size(source: TaskSource) -> int | None:

@@ -1,8 +1,9 @@
-"""`python -m tools.nano`: train, export and evaluate the bundled models."""
+"""`python -m tools.nano`: train, export and measure the bundled models."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 RUNS = Path("runs/nano")
@@ -13,20 +14,14 @@ BUNDLED = Path("edge/models/files")
 def main() -> None:
     """Parse the command line and run one command."""
     arguments = parse()
-    if arguments.command == "train":
-        run_train(arguments)
-    elif arguments.command == "export":
-        run_export(arguments)
-    elif arguments.command == "spread":
-        run_spread(arguments.file)
-    elif arguments.command == "passes":
-        run_passes(arguments)
-    elif arguments.command == "card":
-        run_card(arguments)
-    elif arguments.command == "forget":
-        run_forget(arguments)
-    else:
-        run_eval(arguments)
+    run = {
+        "train": run_train,
+        "export": run_export,
+        "passes": run_passes,
+        "card": run_card,
+        "spread": run_spread,
+    }
+    run[arguments.command](arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -50,14 +45,6 @@ def parse() -> argparse.Namespace:
         "spread", help="give tokens that a GGUF file's model never saw directions of their own (export does)"
     )
     spread.add_argument("file", type=Path)
-    evaluate = commands.add_parser("eval", help="accuracy, format and help rate of a GGUF file, level by level")
-    evaluate.add_argument("model", help="a bundled model's name or the path of a GGUF file")
-    evaluate.add_argument("--per-level", type=int, default=200)
-    evaluate.add_argument("--temperature", type=float, action="append", help="may be repeated (default: 0 and 1)")
-    evaluate.add_argument("--seed", type=int, default=1)
-    evaluate.add_argument("--threads", type=int, default=1)
-    evaluate.add_argument("--weights", type=Path, help="score a weights file of a training run of MODEL instead")
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
     passes = commands.add_parser("passes", help="pass@1 and pass@8 at T = 1 by family and band")
     passes.add_argument("model", help="a bundled model's name or the path of a GGUF file")
     passes.add_argument("--per-level", type=int, default=60)
@@ -65,15 +52,6 @@ def parse() -> argparse.Namespace:
     passes.add_argument("--threads", type=int, default=1)
     tables = commands.add_parser("card", help="the model card's tables from reports of `edge-agent eval --json-out`")
     tables.add_argument("reports", type=Path, nargs="+")
-    forget = commands.add_parser("forget", help="fine-tune on one group, then on the other, and measure what is forgotten")
-    forget.add_argument("model", help="a bundled model's name or the path of a GGUF file")
-    forget.add_argument("--steps", type=int, default=100, help="fine-tuning steps on each group")
-    forget.add_argument("--every", type=int, default=25, help="evaluate every so many steps")
-    forget.add_argument("--items", type=int, default=200, help="test items of each group")
-    forget.add_argument("--seed", type=int, default=0)
-    forget.add_argument("--threads", type=int, default=1)
-    forget.add_argument("--learning-rate", type=float, help="AdamW's rate on the adapter")
-    forget.add_argument("--out", type=Path, help="folder for forgetting.json and forgetting.png (default runs/nano/forget-MODEL)")
     return parser.parse_args()
 
 
@@ -102,11 +80,16 @@ def run_export(arguments: argparse.Namespace) -> None:
     output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
-    run_spread(output)
+    spread(output)
 
 
-def run_spread(file: Path) -> None:
-    """Spread the unseen tokens of one file; print how many there were."""
+def run_spread(arguments: argparse.Namespace) -> None:
+    """Spread the unseen tokens of one file."""
+    spread(arguments.file)
+
+
+def spread(file: Path) -> None:
+    """Do so; print how many there were."""
     from tools.nano.unseen import spread_in_file
 
     print(f"{file}: {spread_in_file(file)} tokens were never seen")
@@ -114,9 +97,11 @@ def run_spread(file: Path) -> None:
 
 def run_passes(arguments: argparse.Namespace) -> None:
     """Print how often one response of one, and of eight, is right."""
-    from tools.nano.evaluate import pass_table
+    from tools.nano.passes import pass_table
 
-    print(pass_table(model_path(arguments.model), arguments.per_level, arguments.seed, arguments.threads))
+    path = BUNDLED / f"{arguments.model}.gguf"
+    path = path if path.exists() else Path(arguments.model)
+    print(asyncio.run(pass_table(path, arguments.per_level, arguments.seed, arguments.threads)))
 
 
 def run_card(arguments: argparse.Namespace) -> None:
@@ -124,41 +109,6 @@ def run_card(arguments: argparse.Namespace) -> None:
     from tools.nano.card import card
 
     print(card(arguments.reports))
-
-
-def run_forget(arguments: argparse.Namespace) -> None:
-    """Print how many points each direction forgets; write curves and figure."""
-    from tools.nano.forget import LEARNING_RATE, ForgetOptions, measure, write_curves
-
-    path = model_path(arguments.model)
-    rate = arguments.learning_rate or LEARNING_RATE
-    options = ForgetOptions(arguments.steps, arguments.every, arguments.items, arguments.seed, arguments.threads, rate)
-    curves = measure(path, options)
-    folder = arguments.out or RUNS / f"forget-{path.stem}"
-    write_curves(curves, folder)
-    for curve in curves:
-        print(f"{curve.first}, then {curve.second}: {curve.first} lost {curve.forgetting_points:.1f} points")
-    print(folder)
-
-
-def model_path(model: str) -> Path:
-    """A bundled model's file, or the path itself."""
-    bundled = BUNDLED / f"{model}.gguf"
-    return bundled if bundled.exists() else Path(model)
-
-
-def run_eval(arguments: argparse.Namespace) -> None:
-    """Print the scores of one GGUF file."""
-    from tools.nano.evaluate import evaluate_file, evaluate_weights, print_reports
-
-    path = model_path(arguments.model)
-    temperatures = arguments.temperature or [0.0, 1.0]
-    settings = (arguments.per_level, temperatures, arguments.seed, arguments.threads)
-    if arguments.weights:
-        reports = evaluate_weights(arguments.model, arguments.weights, *settings)
-    else:
-        reports = evaluate_file(path, *settings)
-    print_reports(reports, as_json=arguments.json)
 
 
 if __name__ == "__main__":

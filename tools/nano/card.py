@@ -1,4 +1,4 @@
-"""The tables of the model cards, written from the reports of `edge-agent eval`. Knows Markdown; measures nothing."""
+"""The tables of the model cards, written from the reports of `edge-agent eval`."""
 
 from __future__ import annotations
 

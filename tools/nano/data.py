@@ -1,7 +1,5 @@
-"""Training data of the bundled models: chats about practice items, as token ids.
-
-Knows what each model is shown; knows nothing of optimisers. Everything follows from a seed, and a cursor (the number of pools
-taken so far) is all the state there is.
+"""Training data of the bundled models: chats about practice items, as token ids. Everything follows from a seed, and a cursor (the number
+of pools taken so far) is all the state there is.
 """
 
 from __future__ import annotations
@@ -104,11 +102,6 @@ def edge_response(rng: random.Random, family: Family, drawn: Drawn, careful: flo
     return format_help(shown.lines) if asks else shown.text
 
 
-def cloud_response(drawn: Drawn) -> str:
-    """What nano-cloud is shown: as many steps as it takes, each with its intermediate results."""
-    return drawn.detailed.text
-
-
 def cloud_mix(pool_number: int) -> Mix:
     """What nano-cloud is shown in a pool of its training."""
     return [mix for mix in CLOUD_MIXES if mix.first_pool <= pool_number][-1]
@@ -150,25 +143,21 @@ class ExampleSource:
         return batches
 
     def _drawn(self, rng: random.Random, pool_number: int) -> Example:
+        """One chat of a pool."""
         if self._model == "nano-cloud":
-            return self._cloud_example(rng, cloud_mix(pool_number))
-        return self._edge_example(rng, EDGE_STAGES[-1] if self._model == "nano-edge-llama" else edge_stage(pool_number))
-
-    def _chat(self, question: str, response: str) -> Example:
-        response_ids = [*self._tokenizer.encode(response).ids, self._end_of_turn]
-        return Example(self._tokenizer.encode(prompt_text(question)).ids, response_ids)
-
-    def _edge_example(self, rng: random.Random, stage: Stage) -> Example:
-        family = drawn_family(rng, stage.families)
-        (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
-        drawn = family.draw(rng, "train", level)
-        return self._chat(shown_question(drawn), edge_response(rng, family, drawn, stage.careful))
-
-    def _cloud_example(self, rng: random.Random, mix: Mix) -> Example:
-        family = drawn_family(rng, mix.families)
-        (level,) = rng.choices(family.levels, weights=cloud_level_weights(family, mix.level_slope))
-        drawn = family.draw(rng, "train", level)
-        return self._chat(shown_question(drawn), cloud_response(drawn))
+            mix = cloud_mix(pool_number)
+            family = drawn_family(rng, mix.families)
+            (level,) = rng.choices(family.levels, weights=cloud_level_weights(family, mix.level_slope))
+            drawn = family.draw(rng, "train", level)
+            response = drawn.detailed.text  # as many steps as it takes, each with its intermediate results
+        else:
+            stage = EDGE_STAGES[-1] if self._model == "nano-edge-llama" else edge_stage(pool_number)
+            family = drawn_family(rng, stage.families)
+            (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
+            drawn = family.draw(rng, "train", level)
+            response = edge_response(rng, family, drawn, stage.careful)
+        prompt_ids = self._tokenizer.encode(prompt_text(shown_question(drawn))).ids
+        return Example(prompt_ids, [*self._tokenizer.encode(response).ids, self._end_of_turn])
 
 
 def drawn_family(rng: random.Random, weights: Mapping[str, float]) -> Family:

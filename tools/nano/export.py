@@ -1,7 +1,4 @@
-"""Writes trained weights as a GGUF file: Q8_0 matrices, tokenizer and chat template in the one file.
-
-Knows the file's keys and the order of its tensors; knows nothing of training.
-"""
+"""Writes trained weights as a GGUF file: Q8_0 matrices, tokenizer and chat template in the one file."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from edge.core.files import replacing
 from edge.models.convert import add_shape
 from edge.models.decoder import DecoderSpec
 from edge.models.spec import parameter_shapes, permute_rows, stored_name
@@ -49,18 +47,17 @@ def export_weights(name: str, weights: Path, output: Path) -> None:
 
 def write_gguf(name: str, spec: DecoderSpec, state: Mapping[str, Tensor], tokenizer: Tokenizer, output: Path) -> None:
     """Write one GGUF file. `state` holds the decoder's parameters by name."""
-    partial = output.with_suffix(".partial")
-    writer = GGUFWriter(str(partial), spec.architecture)
-    add_description(writer, name)
-    add_shape(writer, spec)
-    add_tokenizer(writer, tokenizer)
-    for parameter in parameter_shapes(spec):
-        add_tensor(writer, parameter, state[parameter], spec)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    partial.replace(output)
+    with replacing(output) as draft:
+        writer = GGUFWriter(str(draft), spec.architecture)
+        add_description(writer, name)
+        add_shape(writer, spec)
+        add_tokenizer(writer, tokenizer)
+        for parameter in parameter_shapes(spec):
+            add_tensor(writer, parameter, state[parameter], spec)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def add_description(writer: GGUFWriter, name: str) -> None:

@@ -1,7 +1,6 @@
-"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama).
-
-Knows which weights read from the residual stream and which write into it; knows nothing of training. New parts read with random weights and
-write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's, Chen et al. 2016).
+"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama). New parts
+read with random weights and write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's,
+Chen et al. 2016).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from edge.models.decoder import Decoder
 
@@ -64,9 +62,3 @@ def sizes_of(decoder: Decoder) -> tuple[int, ...]:
     """What may grow."""
     spec = decoder.spec
     return spec.width, spec.layers, spec.heads, spec.ffn_width
-
-
-def largest_difference(one: Decoder, other: Decoder, ids_BT: Tensor) -> float:
-    """The largest absolute difference of their logits."""
-    with torch.no_grad():
-        return float((one(ids_BT) - other(ids_BT)).abs().max())

@@ -35,18 +35,10 @@ def tokenizer_from(tokens: Sequence[str], merges: Iterable[str]) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(tokens)}
     pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
-    _add_pipeline(tokenizer)
-    _add_tokens(tokenizer)
-    return tokenizer
-
-
-def _add_pipeline(tokenizer: Tokenizer) -> None:
     split = pre_tokenizers.Split(Regex(QWEN2_PATTERN), behavior="isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _add_tokens(tokenizer: Tokenizer) -> None:
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in TAG_TOKENS])
+    return tokenizer

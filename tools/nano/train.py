@@ -1,7 +1,5 @@
-"""Training of the bundled models, from nothing or from a smaller one of them.
-
-Knows the optimiser, the schedule and checkpoints; knows nothing of what is in a batch. A run can be stopped at any moment and goes
-on from its last checkpoint with the same batches it would have seen.
+"""Training of the bundled models, from nothing or from a smaller one of them. A run can be stopped at any moment and goes on from its
+last checkpoint with the same batches it would have seen.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ def train(recipe: Recipe, options: TrainOptions) -> Path:
     run_steps(recipe, options, decoder, optimisers, batches, progress)
     save_checkpoint(options.folder, decoder, optimisers, progress)
     save_atomically({"weights": decoder.state_dict(), "step": progress.step}, options.folder / "final.pt")
-    plot_losses(progress, options.folder / "loss.png")
     return options.folder / "final.pt"
 
 
@@ -229,22 +226,3 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
     """Write a file of tensors so that it is whole or absent."""
     with replacing(path) as partial:
         torch.save(state, partial)
-
-
-def plot_losses(progress: Progress, path: Path) -> None:
-    """The loss curve as a PNG; skipped where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.semilogy([step for step, _ in progress.losses], [loss for _, loss in progress.losses])
-    axes.set_xlabel("step")
-    axes.set_ylabel("response loss (nats per token)")
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -14,6 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.core.files import replacing
+
 ALIKE, NEIGHBOURS = 0.98, 20
 """A row with so many others of this cosine was never seen: of nano-edge 706 of 1,536, the others' nearest are at .95 or less."""
 LENGTH = 2.0
@@ -35,13 +37,12 @@ def spread_unseen(rows_VD: NDArray[np.float32], seed: int = 0) -> tuple[NDArray[
 
 def spread_in_file(path: Path) -> int:
     """Do so in a GGUF file, which is replaced in one step; how many rows were changed."""
-    draft = path.with_suffix(".partial")
-    shutil.copyfile(path, draft)
-    reader = gguf.GGUFReader(draft, "r+")
-    (stored,) = (tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
-    spread_VD, count = spread_unseen(gguf.dequantize(stored.data, stored.tensor_type).astype(np.float32))
-    if count:
-        stored.data[:] = gguf.quantize(spread_VD.astype(np.float32), stored.tensor_type)
-    del reader, stored
-    draft.replace(path)
+    with replacing(path) as draft:
+        shutil.copyfile(path, draft)
+        reader = gguf.GGUFReader(draft, "r+")
+        (stored,) = (tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+        spread_VD, count = spread_unseen(gguf.dequantize(stored.data, stored.tensor_type).astype(np.float32))
+        if count:
+            stored.data[:] = gguf.quantize(spread_VD.astype(np.float32), stored.tensor_type)
+        del reader, stored
     return count

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import harness
-from tools.bench.coordinator import litellm_proxy, rows
+from tools.bench.coordinator import rows, services
 from tools.bench.coordinator.plan import DELAY_S, FULL, QUICK, ROWS, SOAK, Plan, calls_phase, latency_phase, phases_of
 from tools.bench.harness import Part, Results, Row, own_part
 
@@ -38,24 +38,14 @@ class Bench:
 
     def row(self, name: str) -> Row:
         """One row by name. Raises EdgeError when something cannot be measured."""
-        measure: dict[str, Callable[[], Row]] = {
-            "calls": self.calls,
-            "memory": self.memory,
-            "idle": self.idle,
-            "recovery": self.recovery,
-            SOAK: self.soak,
-        }
-        return measure[name]()
+        measure: Callable[[], Row] = getattr(self, name)
+        return measure()
 
     def calls(self) -> Row:
         """All services, round by round."""
-        services = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
-        parts = {name: lambda key, name=name: self._part(name, key) for name in services}
-        row = rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
-        if row.missed:  # where our time goes, from a round of its own whose stacks are watched
-            watched = self.results.measure(self._part("ours", "profile/calls", [calls_phase(self.plan)], profile=True))
-            row.profile = rows.profile_lines(watched["profile"])
-        return row
+        names = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
+        parts = {name: lambda key, name=name: self._part(name, key) for name in names}
+        return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 
     def memory(self) -> Row:
         """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
@@ -83,9 +73,9 @@ class Bench:
         job = {**self._job("ours", SOAK), "minutes": self.minutes, "looks": SOAK_LOOKS, "seed": 0}
         return rows.soak_row(self.results.measure(own_part("coordinator.soak", "soak/1", job)))
 
-    def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None, *, profile: bool = False) -> Part:
+    def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None) -> Part:
         job = {**self._job(service, key), "phases": phases_of(service, self.plan) if phases is None else phases}
-        return own_part("coordinator.measure", key, {**job, **({"profile": True} if profile else {})})
+        return own_part("coordinator.measure", key, job)
 
     def _job(self, service: str, key: str) -> Mapping[str, Any]:
         scratch = str(self.out / "scratch" / key.replace("/", "-"))
@@ -118,9 +108,9 @@ def measure(given: argparse.Namespace) -> int:
     """Measure the rows and write the report; 1 when a goal is missed. Raises EdgeError."""
     plan, metrics = plan_of(given), not given.without_metrics
     run = harness.Run(given, "coordinator", plan.size, (*ROWS, SOAK))
-    machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else litellm_proxy.installed
+    machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else services.litellm_installed
     if peer is not None:
-        machine["packages"]["litellm"] = litellm_proxy.version_of(peer())
+        machine["packages"]["litellm"] = services.litellm_version(peer())
     bench = Bench(plan, run.out, run.results, peer, metrics, harness.commit(), given.minutes)
     about = f" Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
     return run.report(bench.row, machine, about, metrics=metrics)

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench.coordinator.measure import Started, coordinator, loaded
-from tools.bench.coordinator.ours import device_tokens
+from tools.bench.coordinator.measure import loaded
+from tools.bench.coordinator.services import Started, coordinator, device_tokens
 from tools.bench.processes import cpu_s, memory_mib, own, running, say, scratch_folder
 
 CLIENTS = 4

@@ -1,8 +1,6 @@
-"""The load on a service, in a process of its own whose processor time is not counted.
-
-Knows how requests are made and timed, and looks at the processor time of the services under test over exactly the measured seconds. Knows
-nothing of how they were started. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one
-is really made, held and settled.
+"""The load on a service, in a process of its own whose processor time is not counted; that of the services is, over exactly the measured
+seconds. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one is really made, held and
+settled.
 """
 
 from __future__ import annotations
@@ -222,15 +220,12 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def for_a_while(act: Act, job: Mapping[str, Any], numbers: itertools.count[int]) -> dict[str, Any]:
-    """`concurrency` workers for `warmup_s`, then measured for `seconds`, or for `calls` where that is given instead."""
+async def for_a_while(
+    work: Callable[[int, Tally, asyncio.Event], Awaitable[None]], count: int, job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`count` workers for `warmup_s`, then measured for `seconds`, or for `calls` where that is given instead, until the event is set."""
     tally, meter, over = Tally(wanted=job.get("calls", 0)), Meter(job["watch"]), asyncio.Event()
-
-    async def work(worker: int) -> None:
-        while not over.is_set():
-            await tally.one(act, worker, next(numbers))
-
-    workers = [asyncio.create_task(work(number)) for number in range(job["concurrency"])]
+    workers = [asyncio.ensure_future(work(number, tally, over)) for number in range(count)]
     await asyncio.sleep(job["warmup_s"])
     meter.begin()
     tally.measuring = True
@@ -240,6 +235,17 @@ async def for_a_while(act: Act, job: Mapping[str, Any], numbers: itertools.count
     over.set()
     await asyncio.gather(*workers)
     return told | {"errors": dict(tally.errors)}
+
+
+async def unary(act: Act, job: Mapping[str, Any]) -> dict[str, Any]:
+    """`concurrency` workers that do one after the other."""
+    numbers = itertools.count()
+
+    async def work(worker: int, tally: Tally, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await tally.one(act, worker, next(numbers))
+
+    return await for_a_while(work, job["concurrency"], job)
 
 
 async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, int]) -> dict[str, Any]:
@@ -274,17 +280,12 @@ async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
 
 async def batches(service: GrpcService, job: Mapping[str, Any]) -> dict[str, Any]:
     """`streams` of CompleteBatch with `in_flight` items each."""
-    tally, meter, over, numbers = Tally(), Meter(job["watch"]), asyncio.Event(), itertools.count()
-    streams = [asyncio.create_task(_stream(service, at, job["in_flight"], tally, over, numbers)) for at in range(job["streams"])]
-    await asyncio.sleep(job["warmup_s"])
-    meter.begin()
-    tally.measuring = True
-    await asyncio.sleep(job["seconds"])
-    tally.measuring = False
-    told = tally.told(meter.read())
-    over.set()
-    await asyncio.gather(*streams)
-    return told | {"errors": dict(tally.errors)}
+    numbers = itertools.count()
+
+    async def work(worker: int, tally: Tally, over: asyncio.Event) -> None:
+        await _stream(service, worker, job["in_flight"], tally, over, numbers)
+
+    return await for_a_while(work, job["streams"], job)
 
 
 async def _stream(
@@ -338,9 +339,9 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         case "latency":
             told = await latency(service, job)
         case "calls":
-            told = await for_a_while(service.call, job, itertools.count())
+            told = await unary(service.call, job)
         case "budget":
-            told = await for_a_while(service.budget, job, itertools.count())
+            told = await unary(service.budget, job)
         case "batch":
             told = await batches(service, job)
         case "close":

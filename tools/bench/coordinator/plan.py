@@ -1,4 +1,4 @@
-"""How much is measured: sizes, rounds, phases and goals. Knows numbers only."""
+"""How much is measured: sizes, rounds and phases."""
 
 from __future__ import annotations
 
@@ -33,33 +33,6 @@ class Plan:
 
 FULL = Plan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
 QUICK = Plan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
-
-
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """What the table is held against."""
-
-    added_p50_ms: float = 1.5
-    added_p50_times: float = 6.0
-    added_p99_ms: float = 10.0
-    added_p99_times: float = 2.0
-    calls_per_core_s: float = 1500.0
-    calls_times: float = 10.0
-    batch_per_core_s: float = 2500.0
-    controls_per_core_s: float = 4000.0
-    memory_mib: float = 150.0 * 1e6 / 2**20
-    growth_mib: float = 5.0
-    start_s: float = 2.0
-    idle_mib: float = 600.0 * 1e6 / 2**20
-    idle_p50_times: float = 1.1
-    recovery_s: float = 2.0
-    soak_descriptors: int = 8
-    soak_threads: int = 4
-    soak_tasks: int = 8
-    soak_growth_mib: float = 16.0
-
-
-GOALS = Goals()
 
 
 def latency_phase(plan: Plan) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.bench.coordinator import ours
+from coordinator.app import LEDGER_FILE
 from tools.bench.coordinator.audit import audit
-from tools.bench.coordinator.measure import cost
-from tools.bench.processes import REPOSITORY, memory_mib, own, running, scratch_folder
+from tools.bench.coordinator.services import AMPLE, COST, serving, settings
+from tools.bench.processes import REPOSITORY, memory_mib, own, scratch_folder
 
 AT_ONCE = 256
 DEVICES = 50
@@ -49,7 +49,7 @@ def _request(number: int) -> Any:
     from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, ReserveRequest, budget_key
 
     now, device = time.time(), _device(number)
-    limits = Limits(ours.AMPLE, ours.AMPLE, ours.AMPLE)
+    limits = Limits(AMPLE, AMPLE, AMPLE)
     keys = (budget_key("device_task", device, "bench"), budget_key("device", device), budget_key("fleet"))
     return ReserveRequest(
         device=device,
@@ -60,7 +60,7 @@ def _request(number: int) -> Any:
         prompt_id=f"p{number}",
         model="mock",
         help_units=1,
-        hold=Amount(*(2 * unit for unit in cost())),
+        hold=Amount(*(2 * unit for unit in COST)),
         budgets=tuple(BudgetTerms(key, limits) for key in keys),
         lease_until=now + LEASE_S,
         now=now,
@@ -71,9 +71,7 @@ def _request(number: int) -> Any:
 def _settlement(number: int) -> Any:
     from coordinator.ledger.accounts import Amount, Settlement
 
-    return Settlement(
-        _device(number), f"k{number}", 1, Amount(*cost()), 180, 96, "An answer. " * 40, "stop", "bench", time.time()
-    )
+    return Settlement(_device(number), f"k{number}", 1, Amount(*COST), 180, 96, "An answer. " * 40, "stop", "bench", time.time())
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,15 +79,14 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     with scratch_folder(job) as scratch:
         state = scratch / "state"
         state.mkdir()
-        ledger = ours.ledger_file(state)
+        ledger = state / LEDGER_FILE
         filling = own("coordinator.recovery", str(ledger), str(job["entries"]), str(job["holds"]))
         code = subprocess.run(filling, cwd=REPOSITORY, check=False).returncode
         if code != -signal.SIGKILL:
             raise RuntimeError(f"the filling process ended with {code}")
-        ours.write_settings(scratch / "coordinator.yaml", ours.settings(state, 1, metrics_port=None))
-        with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
+        with serving(settings(state, 1, metrics_port=None), scratch) as server:
             told: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
-        return told | {"audit": audit(ledger, [], [], cost()).to_json(), "in_doubt": _in_doubt(ledger)}
+        return told | {"audit": audit(ledger, [], [], COST).to_json(), "in_doubt": _in_doubt(ledger)}
 
 
 def _in_doubt(ledger: Path) -> int:

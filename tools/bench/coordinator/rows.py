@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.bench.coordinator.plan import GOALS
 from tools.bench.harness import Rounds, Row, Spread, spread
 
 UNSATURATED = 0.5
@@ -23,10 +22,12 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
     row.without_goal("bare grpc.aio echo, bidi stream", "baseline", _per_core(grpc, "batch").text("messages/s per core", 0))
     row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
-    busiest = max(_upstream_shares([*ours, *peer]))
+    spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
+    busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
     start = spread(result["start_s"] for result in ours)
-    row.at_most("start to SERVING", _peer_text(peer, "start_s", "s"), start.text("s"), start.median, GOALS.start_s, " s")
+    beside = f"LiteLLM {spread(result['start_s'] for result in peer).text('s')}" if peer else ""
+    row.at_most("start to SERVING", beside, start.text("s"), start.median, 2.0, " s")
     busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
     row.notes = [*_error_notes(measured), *busy]
     return row
@@ -38,11 +39,11 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     sizes = [phase["memory_mib"] for phase in result["phases"].values()]
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
-    beside = f"LiteLLM {spread(_phase(peer, 'calls', 'memory_mib')).text('MiB')} after fewer" if peer else ""
+    beside = "" if not peer else f"LiteLLM {spread(one['phases']['calls']['memory_mib'] for one in peer).text('MiB')} after fewer"
     told = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
-    row.at_most("memory after many calls", beside, told, sizes[-1], round(GOALS.memory_mib), " MiB")
+    row.at_most("memory after many calls", beside, told, sizes[-1], 143, " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
-    row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, GOALS.growth_mib, " MiB")
+    row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, 5.0, " MiB")
     _books(row, [result["audit"]])
     return row
 
@@ -52,11 +53,11 @@ def idle_row(rounds: Rounds) -> Row:
     row = Row("idle", "idle devices", {"ours": list(rounds)})
     memory = spread(result["memory_mib"] for result in rounds)
     devices = rounds[0]["devices"]
-    row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, round(GOALS.idle_mib), " MiB")
+    row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, 572, " MiB")
     slowed = spread(
         result["ms"]["beside"]["p50"] / ((result["ms"]["alone"]["p50"] + result["ms"]["after"]["p50"]) / 2) for result in rounds
     )
-    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, GOALS.idle_p50_times)
+    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, 1.1)
     resting = spread(100 * result["cpu_share_idle"] for result in rounds)
     row.without_goal("processor while they only watch", "", resting.text("% of a core"))
     return row
@@ -68,7 +69,7 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
     start = spread(result["start_s"] for result in rounds)
     entries = rounds[0]["audit"]["entries"]
     what = f"SERVING after SIGKILL, {entries} journal entries, {holds} open holds"
-    row.at_most(what, "", start.text("s"), start.median, GOALS.recovery_s, " s")
+    row.at_most(what, "", start.text("s"), start.median, 2.0, " s")
     unresolved = sum(abs(holds - result["in_doubt"]) for result in rounds)
     row.at_most("open holds not charged as in doubt", "", str(unresolved), unresolved, 0, "")
     differences = sum(result["audit"]["differences"] + result["audit"]["overspends"] for result in rounds)
@@ -80,7 +81,7 @@ def soak_row(result: Mapping[str, Any]) -> Row:
     """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
     row, looks = Row("soak", "soak", {"ours": [result]}), result["looks"]
     first, last = looks[max(0, len(looks) // 4 - 1)], looks[-1]
-    bounds = (GOALS.soak_descriptors, GOALS.soak_threads, GOALS.soak_tasks, GOALS.soak_growth_mib)
+    bounds = (8, 4, 8, 16.0)
     for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
         trend = ", ".join(f"{each[at]:.0f}" for each in looks)
         row.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
@@ -93,22 +94,10 @@ def soak_row(result: Mapping[str, Any]) -> Row:
     return row
 
 
-def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """Where our processor time goes, by thread."""
-    lines = []
-    threads: Mapping[str, float] = profile["threads_s"]
-    total = sum(threads.values()) or 1.0
-    lines.append("processor time: " + ", ".join(f"{name} {100 * value / total:.0f} %" for name, value in threads.items()))
-    for name in ("loop", "ledger"):
-        shares = ", ".join(f"{function} {100 * share:.0f} %" for function, share in list(profile[name]["ours"].items())[:14])
-        lines.append(f"{name} thread, on the stack: {shares}")
-    return lines
-
-
 def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
     for name, bound, times_bound in (
-        ("p50", GOALS.added_p50_ms, GOALS.added_p50_times),
-        ("p99", GOALS.added_p99_ms, GOALS.added_p99_times),
+        ("p50", 1.5, 6.0),
+        ("p99", 10.0, 2.0),
     ):
         mine = spread(_added(ours, name))
         row.at_most(f"added {name}, one call at a time", "the upstream's p50", mine.text("ms"), mine.median, bound, " ms")
@@ -121,16 +110,16 @@ def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
 def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
     ours, peer = measured["ours"], measured.get("litellm", ())
     unary = _per_core(ours, "calls")
-    row.at_least("Complete per core", "", unary.text("calls/s", 0), unary.median, GOALS.calls_per_core_s, "/s")
+    row.at_least("Complete per core", "", unary.text("calls/s", 0), unary.median, 1500.0, "/s")
     if peer:
         other = _per_core(peer, "calls")
         times = unary.median / other.median
         against = f"LiteLLM {other.text('calls/s', 0)}"
-        row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, GOALS.calls_times)
+        row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, 10.0)
     wanted = (
-        ("batch", "CompleteBatch", GOALS.batch_per_core_s),
-        ("close", "CloseStep", GOALS.controls_per_core_s),
-        ("budget", "GetBudget", GOALS.controls_per_core_s),
+        ("batch", "CompleteBatch", 2500.0),
+        ("close", "CloseStep", 4000.0),
+        ("budget", "GetBudget", 4000.0),
     )
     for phase, name, bound in wanted:
         rate = _per_core(ours, phase)
@@ -156,19 +145,6 @@ def _added(rounds: Rounds, name: str) -> list[float]:
 def _per_core(rounds: Rounds, phase: str) -> Spread:
     found = [result["phases"][phase] for result in rounds]
     return spread(each["calls"] / max(each["spent_s"]["service"], 0.01) for each in found)
-
-
-def _upstream_shares(rounds: Rounds) -> list[float]:
-    phases = [phase for result in rounds for phase in result["phases"].values()]
-    return [phase["spent_s"].get("upstream", 0.0) / phase["spent_s"]["wall"] for phase in phases]
-
-
-def _phase(rounds: Rounds, phase: str, name: str) -> list[float]:
-    return [result["phases"][phase][name] for result in rounds]
-
-
-def _peer_text(peer: Rounds, name: str, unit: str) -> str:
-    return f"LiteLLM {spread(result[name] for result in peer).text(unit)}" if peer else ""
 
 
 def _error_notes(measured: Mapping[str, Rounds]) -> list[str]:

@@ -1,7 +1,7 @@
 """A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
 
-Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and goes
-away and comes back. The coordinator is looked at between stretches of load, when nothing runs. Knows nothing of what growth is too much.
+Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and
+goes away and comes back. The coordinator is looked at between stretches of load, when nothing runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from tools.bench.coordinator import ours
+from coordinator.app import LEDGER_FILE
+from tools.bench.coordinator import services
 from tools.bench.mock_cloud import Answer, Connection, HttpServer, Request, completion
-from tools.bench.processes import Server, free_port, running, scratch_folder
+from tools.bench.processes import Server, free_port, scratch_folder
 
 WORKERS = 12
 DEVICES = 4
@@ -30,16 +31,6 @@ REST_TIMEOUT_S = 60.0
 AWAY_S = 0.3
 CALL_S = 10.0
 _METRIC = r"^edge_coordinator_{name} ([0-9.e+]+)$"
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The coordinator's process at rest: open descriptors, threads, asyncio tasks, and resident MiB."""
-
-    descriptors: int
-    threads: int
-    tasks: int
-    memory_mib: float
 
 
 class FaultyCloud:
@@ -157,13 +148,13 @@ class Crowd:
         await client.open_step(f"soak-{number % 16}", 0, 8, 8, 0.3)
 
 
-def look(server: Server, metrics_url: str) -> Look:
-    """The coordinator as it is now."""
+def look(server: Server, metrics_url: str) -> list[float]:
+    """The coordinator's process as it is now: open descriptors, threads, asyncio tasks, and resident MiB."""
     import psutil
 
     process = psutil.Process(server.pid)
     tasks = metric(metrics_url, "event_loop_tasks")
-    return Look(process.num_fds(), process.num_threads(), round(tasks), process.memory_info().rss / 2**20)
+    return [process.num_fds(), process.num_threads(), round(tasks), process.memory_info().rss / 2**20]
 
 
 def metric(url: str, name: str) -> float:
@@ -189,7 +180,7 @@ async def at_rest(url: str) -> bool:
 
 async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCloud, tokens: Sequence[str]) -> dict[str, Any]:
     """Stretches of load with a look after each."""
-    crowd, looks, rested = Crowd(ours.address_of(server.told), tokens, random.Random(job["seed"])), [], True
+    crowd, looks, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
     stretch_s = max(1.0, 60.0 * job["minutes"] / job["looks"] - 5.0)
     for number in range(job["looks"]):
         goes = asyncio.create_task(_come_and_go(cloud, stretch_s))
@@ -199,8 +190,7 @@ async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCl
         rested = await at_rest(url) and rested
         looks.append(await asyncio.to_thread(look, server, url))
         print(f"look {number + 1} of {job['looks']}: {looks[-1]}", flush=True)
-    told = [[each.descriptors, each.threads, each.tasks, each.memory_mib] for each in looks]
-    return {"looks": told, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
+    return {"looks": looks, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
 
 
 async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
@@ -216,18 +206,12 @@ async def measured(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """A cloud, a coordinator, a crowd."""
     state, port, metrics = scratch / "state", free_port(), free_port()
     names = [f"soak-{number}" for number in range(DEVICES)]
-    tokens = [_token_file(scratch, name, text) for name, text in zip(names, ours.device_tokens(state, names), strict=True)]
-    values = ours.settings(state, port, metrics_port=metrics)
-    upstream = {
-        **values["upstreams"]["default"],
-        "breaker": {"first_pause_s": 0.2, "longest_pause_s": 0.5},
-        "max_concurrency": 8,
-        "deadline_s": 5.0,
-    }
-    ours.write_settings(scratch / "coordinator.yaml", {**values, "upstreams": {"default": upstream}})
+    tokens = [_token_file(scratch, name, text) for name, text in zip(names, services.device_tokens(state, names), strict=True)]
+    breaker = {"first_pause_s": 0.2, "longest_pause_s": 0.5}
+    values = services.settings(state, port, metrics_port=metrics, breaker=breaker, max_concurrency=8, deadline_s=5.0)
     cloud = FaultyCloud(port)
     await cloud.come()
-    with running(ours.command(scratch / "coordinator.yaml"), scratch / "coordinator.log") as server:
+    with services.serving(values, scratch) as server:
         try:
             return await soak(job, server, f"http://127.0.0.1:{metrics}/metrics", cloud, tokens)
         finally:
@@ -248,5 +232,5 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     with scratch_folder(job) as scratch:
         told = asyncio.run(measured(job, scratch))
-        report = verify_file(ours.ledger_file(scratch / "state"))
+        report = verify_file(scratch / "state" / LEDGER_FILE)
     return told | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}

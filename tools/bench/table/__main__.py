@@ -10,13 +10,14 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from edge.app import bundled_models
 from edge.core.machine import usable_cores
 from tools.bench import harness
-from tools.bench.harness import Part, Results, Row, Screen, commit
+from tools.bench.harness import Part, Results, Row, commit
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
 from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TINY, Plan, Workload
@@ -33,13 +34,11 @@ PEER_SETTINGS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measures rows. `threads` is what every competitor gets. Peers are made in the cache folder when a row first needs them."""
+    """Measures rows. Peers are made in the cache folder when a row first needs them."""
 
     plan: Plan
-    places: jobs.Places
+    jobs: jobs.Jobs
     results: Results
-    screen: Screen
-    threads: int
 
     def row(self, name: str) -> Row:
         """One row by name. Raises EdgeError when something cannot be measured."""
@@ -48,31 +47,24 @@ class Bench:
 
     def small(self) -> Row:
         """The bundled model against TRL."""
-        work, model = self.plan.small, self._bundled()
+        work = self.plan.small
         folder = self._made(BUNDLED, [], transformers=True)[-1]
-        prompts = self._prompts(model, work, SOURCE)
-        python = peers.trl_python(self.places.cache, self.screen)
-        competitors = {
-            "ours": lambda key: self._our_small(key),
-            "ours-bundled-cloud": lambda key: self._our_small(key, cloud="bundled"),
-        }
-        for name, (setting, tuned) in PEER_SETTINGS.items():
-            competitors[name] = lambda key, setting=setting, tuned=tuned: jobs.trl_part(  # type: ignore[misc]
-                self.places,
-                key.replace("small/", "small/trl-"),
-                python,
-                folder,
-                prompts,
-                work,
-                self.threads,
-                setting,
-                random_model=False,
-                tuned_allocator=tuned,
+        prompts = self._prompts(self._bundled(), work, SOURCE)
+        python = peers.trl_python(self.jobs.cache)
+
+        def trl(setting: Mapping[str, Any], tuned: bool) -> Callable[[str], Part]:
+            return lambda key: self.jobs.trl(
+                key, python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned
             )
-        measured = self.results.alternating("small", competitors, work.rounds)
-        ours, with_cloud = measured.pop("ours"), measured.pop("ours-bundled-cloud")
-        row = rows.small_row(ours, with_cloud, measured)
-        return self._profiled(row, model, work, random_model=False)
+
+        competitors: dict[str, Callable[[str], Part]] = {
+            "ours": self._our_small,
+            "ours-bundled-cloud": partial(self._our_small, cloud="bundled"),
+        }
+        theirs = {f"trl-{name}": trl(*setting) for name, setting in PEER_SETTINGS.items()}
+        measured = self.results.alternating("small", {**competitors, **theirs}, work.rounds)
+        peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
+        return rows.small_row(measured["ours"], measured["ours-bundled-cloud"], peer_rounds)
 
     def large(self) -> Row:
         """The real shape against TRL."""
@@ -80,176 +72,139 @@ class Bench:
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
         prompts = self._prompts(self._file(shape, "Q8_0"), work, None)
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
-        python = peers.trl_python(self.places.cache, self.screen)
+        python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
-        competitors = {
-            "Q8_0": lambda key: self._our_large(key, "Q8_0"),
-            "trl-bf16": lambda key: jobs.trl_part(
-                self.places, key, python, folder, enough, peer, self.threads, jobs.BF16, random_model=True
-            ),
-            "Q8_0-checkpointing": lambda key: self._our_large(key, "Q8_0", jobs.CHECKPOINTING),
+        competitors: dict[str, Callable[[str], Part]] = {
+            "Q8_0": self._our_large,
+            "trl-bf16": lambda key: self.jobs.trl(key, python, folder, enough, peer, jobs.BF16, random_model=True),
+            "Q8_0-checkpointing": partial(self._our_large, learning=jobs.CHECKPOINTING),
         }
         measured = self.results.alternating("large", competitors, work.rounds)
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
-        row = rows.large_row(ours, measured["trl-bf16"], shape)
-        return self._profiled(row, self._file(shape, "Q8_0"), work, random_model=True)
+        return rows.large_row(ours, measured["trl-bf16"], shape)
 
     def rollout(self) -> Row:
         """Rollouts against the batched bench."""
-        program = peers.batched_bench(self.places.cache, self.screen)
+        program = peers.batched_bench(self.jobs.cache)
         measured = {}
         for load in self.plan.rollouts:
             model = self._bundled() if load.model == BUNDLED else self._random(load.model, "Q8_0")
             width = load.prompts * GROUP_SIZE
-            competitors = {
-                "ours": lambda key, model=model, load=load: jobs.rollout_part(key, model, load, self.threads),
-                "peer": lambda key, model=model, load=load: jobs.batched_part(key, program, model, load, self.threads),
-            }
+            ours = partial(self.jobs.rollout, model=model, load=load)
+            competitors = {"ours": ours, "peer": partial(ours, program=program)}
             found = self.results.alternating(f"rollout/{load.model}-{width}", competitors, self.plan.rollout_rounds)
             measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["peer"])
         return rows.rollout_row(measured)
 
     def floor(self) -> Row:
         """Our steps against the floor, with the machine's speeds measured before and after them."""
-        shape = self.plan.large_shape
+        small, large, shape = self.plan.small, self.plan.large, self.plan.large_shape
         models = {BUNDLED: self._bundled(), shape: self._random(shape, "Q8_0")}
-        self._prompts(models[BUNDLED], self.plan.small, SOURCE)
-        self._prompts(models[shape], self.plan.large, None)
-        speeds = [self._speed("before", models)]
-        small = [self.results.measure(self._our_small(f"small/ours/{number}")) for number in _rounds(self.plan.small)]
-        large = [self.results.measure(self._our_large(f"large/Q8_0/{number}", "Q8_0")) for number in _rounds(self.plan.large)]
-        speeds.append(self._speed("after", models))
-        small_work, large_work = self.plan.small, self.plan.large
+        self._prompts(models[BUNDLED], small, SOURCE)
+        self._prompts(models[shape], large, None)
+
+        def speed(when: str) -> dict[str, Any]:
+            return self.results.measure(self.jobs.speed(f"floor/{when}", models, self.plan.speed_s))
+
+        speeds = [speed("before")]
+        ours = self.results.alternating("small", {"ours": self._our_small}, small.rounds)["ours"]
+        ours_large = self.results.alternating("large", {"Q8_0": self._our_large}, large.rounds)["Q8_0"]
+        speeds.append(speed("after"))
         steps = {
-            f"{BUNDLED}, {small_work.prompts} prompts x {GROUP_SIZE}": (small, BUNDLED, _most_rows(models[BUNDLED], small_work)),
-            f"{shape} Q8_0, {large_work.prompts} prompts x {GROUP_SIZE}": (large, shape, large_work.prompts * GROUP_SIZE),
+            f"{BUNDLED}, {small.prompts} prompts x {GROUP_SIZE}": (ours, BUNDLED, _most_rows(models[BUNDLED], small)),
+            f"{shape} Q8_0, {large.prompts} prompts x {GROUP_SIZE}": (ours_large, shape, large.prompts * GROUP_SIZE),
         }
-        row = rows.floor_row(speeds, steps)
-        row = self._profiled(row, models[BUNDLED], small_work, random_model=False)
-        return self._profiled(row, models[shape], large_work, random_model=True)
+        return rows.floor_row(speeds, steps)
 
     def memory(self) -> Row:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
-        settings: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-            ("Q4_K_M", "lean", jobs.LEAN),
-            ("Q4_K_M", "default", {}),
-        )
-        measured: dict[str, dict[str, dict[str, Any]]] = {}
+        work, measured = self.plan.memory, dict[str, dict[str, dict[str, Any]]]()
+        settings: dict[str, Mapping[str, Any]] = {"lean": jobs.LEAN, "default": {}}
         for shape in self.plan.memory_shapes:
-            for kind, name, learning in settings:
-                part = self._memory_part(shape, kind, name, learning)
-                measured.setdefault(shape, {})[f"{kind}, {name}"] = self.results.measure(part)
+            model = self._random(shape, "Q4_K_M")
+            self._prompts(model, work, None)
+            for name, learning in settings.items():
+                part = self.jobs.agent(
+                    f"memory/{shape}-q4_k_m-{name}",
+                    model,
+                    work,
+                    random_model=True,
+                    weights="streamed",
+                    serve=True,
+                    learning=learning,
+                    gate={"enabled": True, "anchors": 2},
+                    lean=name == "lean",
+                )
+                measured.setdefault(shape, {})[f"Q4_K_M, {name}"] = self.results.measure(part)
         return rows.memory_row(measured)
-
-    def _memory_part(self, shape: str, kind: str, name: str, learning: Mapping[str, Any]) -> Part:
-        model, work, key = self._random(shape, kind), self.plan.memory, f"memory/{shape}-{kind.lower()}-{name}"
-        self._prompts(model, work, None)
-        return jobs.agent_part(
-            self.places,
-            key,
-            model,
-            work,
-            self.threads,
-            random_model=True,
-            weights="streamed",
-            serve=True,
-            learning=learning,
-            gate={"enabled": True, "anchors": 2},
-            lean=name == "lean",
-        )
 
     def mismatch(self) -> Row:
         """The bundled model in several quantisations, and the real shape."""
-        bundled, measured = self._bundled(), {}
-        four_bit = dict(zip(("Q4_0", "Q4_K_M"), self._made(BUNDLED, ["Q4_0", "Q4_K_M"], transformers=False), strict=True))
-        self._prompts(bundled, self.plan.small, SOURCE)
-        items = self.places.items(bundled, self.plan.small)
-        for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
-            model = four_bit.get(kind, bundled)
-            original = None if kind == "Q8_0" else bundled
-            measured[f"{BUNDLED} {kind}"] = self._mismatch(f"nano-{kind.lower()}", model, original, items, 110, random=False)
-        shape = self.plan.large_shape
-        self._made(shape, ["F16", "Q8_0", "Q4_K_M"], transformers=False)
-        original, work = self._file(shape, "F16"), self.plan.large
-        for kind in ("Q8_0", "Q4_K_M"):
-            model = self._file(shape, kind)
-            self._prompts(model, work, None)
-            key, tokens = f"{shape}-{kind.lower()}", self.plan.mismatch_tokens
-            measured[f"{shape} {kind}"] = self._mismatch(
-                key, model, original, self.places.items(model, work), tokens, random=True
+        plan, bundled, shape = self.plan, self._bundled(), self.plan.large_shape
+        measured = {}
+        nano = {"Q8_0": bundled, **dict(zip(("Q4_0", "Q4_K_M"), self._made(BUNDLED, ["Q4_0", "Q4_K_M"]), strict=True))}
+        self._prompts(bundled, plan.small, SOURCE)
+        for kind, model in nano.items():
+            part = self.jobs.mismatch(
+                f"mismatch/nano-{kind.lower()}",
+                model,
+                None if model == bundled else bundled,
+                self.jobs.items(bundled, plan.small),
+                prompts=max(plan.mismatch_prompts, plan.small.prompts),
+                tokens=110,
+                context=plan.small.context_tokens,
+                random=False,
             )
+            measured[f"{BUNDLED} {kind}"] = self.results.measure(part)
+        original, *quantised = self._made(shape, ["F16", "Q8_0", "Q4_K_M"])
+        for kind, model in zip(("Q8_0", "Q4_K_M"), quantised, strict=True):
+            self._prompts(model, plan.large, None)
+            part = self.jobs.mismatch(
+                f"mismatch/{shape}-{kind.lower()}",
+                model,
+                original,
+                self.jobs.items(model, plan.large),
+                prompts=plan.mismatch_prompts,
+                tokens=plan.mismatch_tokens,
+                context=plan.large.context_tokens,
+                random=True,
+            )
+            measured[f"{shape} {kind}"] = self.results.measure(part)
         return rows.mismatch_row(measured)
 
     def install(self) -> Row:
         """From a clean checkout to a learned step."""
-        return rows.install_row(self.results.measure(jobs.install_part(self.places, commit())), usable_cores())
-
-    def _profiled(self, row: Row, model: Path, work: Workload, *, random_model: bool) -> Row:
-        """The row; where a goal is missed, with where our time goes, from a process of its own whose stacks are watched."""
-        if not row.missed:
-            return row
-        key = f"profile/{model.stem}"
-        part = jobs.agent_part(self.places, key, model, work, self.threads, random_model=random_model, profile=True)
-        where = (f"{model.stem}: {entry}" for entry in rows.where_profile(self.results.measure(part)))
-        row.profile = (*row.profile, *where)
-        return row
+        return rows.install_row(self.results.measure(self.jobs.install(commit())), usable_cores())
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
     def _our_small(self, key: str, cloud: Literal["bundled", "answering"] = "answering") -> Part:
-        return jobs.agent_part(self.places, key, self._bundled(), self.plan.small, self.threads, random_model=False, cloud=cloud)
+        return self.jobs.agent(key, self._bundled(), self.plan.small, random_model=False, cloud=cloud)
 
-    def _our_large(self, key: str, kind: str, learning: Mapping[str, Any] | None = None) -> Part:
-        model = self._random(self.plan.large_shape, kind)
-        self._prompts(model, self.plan.large, None)
-        return jobs.agent_part(self.places, key, model, self.plan.large, self.threads, random_model=True, learning=learning)
-
-    def _speed(self, when: str, models: Mapping[str, Path]) -> dict[str, Any]:
-        return self.results.measure(jobs.speed_part(f"floor/{when}", models, self.threads, self.plan.speed_s))
-
-    def _mismatch(
-        self, key: str, model: Path, original: Path | None, items: Path, tokens: int, *, random: bool
-    ) -> dict[str, Any]:
-        context = self.plan.large.context_tokens if random else self.plan.small.context_tokens
-        prompts = self.plan.mismatch_prompts if random else max(self.plan.mismatch_prompts, self.plan.small.prompts)
-        part = jobs.mismatch_part(
-            f"mismatch/{key}",
-            model,
-            original,
-            items,
-            prompts=prompts,
-            tokens=tokens,
-            context=context,
-            threads=self.threads,
-            random=random,
-        )
-        return self.results.measure(part)
+    def _our_large(self, key: str, learning: Mapping[str, Any] | None = None) -> Part:
+        model = self._random(self.plan.large_shape, "Q8_0")
+        return self.jobs.agent(key, model, self.plan.large, random_model=True, learning=learning)
 
     def _prompts(self, model: Path, work: Workload, source: str | None) -> list[dict[str, Any]]:
         wanted = max(work.prompts * (work.warmup + work.steps), work.prompts * 2)
-        found: list[dict[str, Any]] = self.results.measure(jobs.prompts_part(self.places, model, work, source, wanted))["prompts"]
+        found: list[dict[str, Any]] = self.results.measure(self.jobs.prompts(model, work, source, wanted))["prompts"]
         return found
 
-    def _made(self, shape: str, kinds: Sequence[str], *, transformers: bool) -> list[Path]:
+    def _made(self, shape: str, kinds: list[str], *, transformers: bool = False) -> list[Path]:
         source = self._bundled() if shape == BUNDLED else None
-        part = jobs.models_part(self.places, shape, list(kinds), transformers, source)
-        return [Path(file) for file in self.results.measure(part)["files"]]
+        return [Path(file) for file in self.results.measure(self.jobs.model_files(shape, kinds, transformers, source))["files"]]
 
     def _random(self, shape: str, kind: str) -> Path:
         """A random model's file; all its quantisations are made at once."""
-        self._made(shape, ["Q8_0", "Q4_K_M"], transformers=False)
+        self._made(shape, ["Q8_0", "Q4_K_M"])
         return self._file(shape, kind)
 
     def _file(self, shape: str, kind: str) -> Path:
-        return gguf_file(self.places.models, shape, kind)
+        return gguf_file(self.jobs.models, shape, kind)
 
     @staticmethod
     def _bundled() -> Path:
         return bundled_models() / f"{BUNDLED}.gguf"
-
-
-def _rounds(work: Workload) -> range:
-    return range(1, work.rounds + 1)
 
 
 def _most_rows(model: Path, work: Workload) -> int:
@@ -287,7 +242,7 @@ def measure(given: argparse.Namespace) -> int:
     plan, cache = plan_of(given), given.cache.resolve()
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
-    bench = Bench(plan, jobs.Places(cache, run.out), run.results, run.screen, given.threads)
+    bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
     nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
     return run.report(bench.row, harness.describe_machine(), nothing, threads=given.threads)
 

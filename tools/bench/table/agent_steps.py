@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tools.bench.processes import Server, own, running
-from tools.bench.table.watch import MemoryWatch, StackWatch, memory_now, peak_of_children
+from tools.bench.table.memory import MemoryWatch, memory_now, peak_of_children
 
 if TYPE_CHECKING:
     from edge.agent import Agent
     from edge.config.schema import AgentConfig
     from edge.core.events import Event, EventSink
-    from edge.core.types import AdapterRef, TrainingGroup
+    from edge.core.types import TrainingGroup
     from edge.training.learner import Learner, LearnerReport
 
 
@@ -50,24 +50,22 @@ class Recorder:
             self.notices.append(told["text"])
         elif event.kind == "step_finished":
             now = time.perf_counter()
-            self.steps.append({"seconds": now - self.ended, **told})
+            self.steps.append({**told, "seconds": now - self.ended})
             print(f"step {told['step']}: {now - self.ended:.2f} s", flush=True)
             self.ended = now
             self.memory.part("rollout")
 
 
 class CountingLearner:
-    """A learner that counts what it is given, and makes up advantages where the model has none."""
+    """A learner that counts what it is given, and makes up advantages where the model has none; all else is the inner learner's."""
 
     def __init__(self, inner: Any, made_up: bool) -> None:
         self._inner = inner
         self._made_up = made_up
         self.counts: list[dict[str, float]] = []
 
-    @property
-    def checkpointing(self) -> bool:
-        """Whether activations are computed again in the backward pass."""
-        return bool(self._inner.checkpointing)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One update of the real learner."""
@@ -75,19 +73,6 @@ class CountingLearner:
         self.counts.append(count(given))
         report: LearnerReport = await self._inner.update(given)
         return report
-
-    async def export(self, folder: Path, version: int) -> AdapterRef:
-        """As the real learner."""
-        adapter: AdapterRef = await self._inner.export(folder, version)
-        return adapter
-
-    async def save(self, folder: Path) -> None:
-        """As the real learner."""
-        await self._inner.save(folder)
-
-    async def load(self, folder: Path) -> None:
-        """As the real learner."""
-        await self._inner.load(folder)
 
 
 def with_advantages(group: TrainingGroup) -> TrainingGroup:
@@ -132,7 +117,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
                 "threads": job["threads"],
                 "max_rows": job["max_rows"],
                 "weights": job["weights"],
-                "repack": job.get("repack", True),
+                "repack": job["repack"],
             },
             "adapter": {"rank": job["rank"], "alpha": job["alpha"]},
             "learning": {
@@ -147,7 +132,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
                 **job["learning"],
             },
             "coordinator": {} if cloud_port is None else {"embedded": asking(cloud_port)},
-            "gate": job.get("gate", {"enabled": False}),
+            "gate": job["gate"],
             "serve": {"max_tokens": job["max_tokens"]},
             "phases": [{"source": job["items"], "target_rate": job["target_rate"], "steps": steps, "task": "bench"}],
         }
@@ -176,8 +161,8 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
 
     exchanged: dict[str, Any] = {"open_learner": open_learner}
     for name in ("open_backend", "open_rollouts") if job["endless"] else ():
-        if getattr(parts, name, None) is not None:
-            exchanged[name] = opening_endless(getattr(parts, name))
+        if (opener := getattr(parts, name, None)) is not None:
+            exchanged[name] = opening_endless(opener)
     return Agent(replace(parts, **exchanged), settings)
 
 
@@ -201,7 +186,6 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
     counted: list[CountingLearner] = []
     with contextlib.ExitStack() as watches:
         memory = watches.enter_context(MemoryWatch(count_pages_once=job["serve"]))
-        stacks = watches.enter_context(StackWatch("engine", lambda: memory.current)) if job["profile"] else None
         cloud = watches.enter_context(answering(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
@@ -227,7 +211,6 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         "children_peak_mib": children,
         "loaded": loaded,
         "memory_by_part": memory.peaks(),
-        "where": stacks.shares() if stacks is not None else {},
         "answers": answers,
         "notices": recorder.notices,
         "model": {"name": rows.name, "parameters": rows.parameters, "file_bytes": rows.file_bytes},
@@ -250,22 +233,7 @@ async def serve(agent: Agent, memory: MemoryWatch) -> None:
 def told_of(step: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a step's event."""
     names = (
-        "seconds_by_part",
-        "tokens",
-        "prompts",
-        "responses",
-        "truncated",
-        "assist_rate",
-        "dual_before",
-        "reward_mean",
-        "gate",
+        "seconds seconds_by_part tokens prompts responses truncated assist_rate dual_before reward_mean gate frac_reward_zero_std "
+        "mean_abs_logprob_diff kl effective_sample_share clipped_share learner_skipped"
     )
-    learner = (
-        "frac_reward_zero_std",
-        "mean_abs_logprob_diff",
-        "kl",
-        "effective_sample_share",
-        "clipped_share",
-        "learner_skipped",
-    )
-    return {"seconds": step["seconds"], **{name: step[name] for name in (*names, *learner)}}
+    return {name: step[name] for name in names.split()}

@@ -1,4 +1,4 @@
-"""llama.cpp's own batched bench on the same workload. Knows its command line and its output; measures nothing itself.
+"""llama.cpp's own batched bench on the same workload.
 
 A prompt is decoded once and copied to its rows (-pps), as ours are. B prompts take B times the one prompt it reports, then all rows are
 decoded together. The first token of a response comes from the prompt's logits, so C tokens take C - 1 decodes on both sides.

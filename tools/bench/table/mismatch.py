@@ -30,9 +30,13 @@ async def sampled(job: dict[str, Any], questions: Sequence[str]) -> list[PromptG
 
     worker = EngineWorker()
     backend: InferenceBackend = LlamaCppBackend(
-        Path(job["model"]), worker, n_threads=job["threads"], n_ctx=job["context_tokens"], max_rows=job["rows"]
+        Path(job["model"]),
+        worker,
+        n_threads=job["threads"],
+        n_ctx=job["context_tokens"],
+        max_rows=job["prompts"] * job["group_size"],
     )
-    backend = endless(backend) if job["endless"] else backend
+    backend = endless(backend) if job["random"] else backend
     sampling, seeds = Sampling(max_tokens=job["max_tokens"]), range(job["group_size"])
     try:
         return list(
@@ -80,7 +84,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     lines = Path(job["items"]).read_text(encoding="utf-8").splitlines()[: job["prompts"]]
     groups = asyncio.run(sampled(job, [json.loads(line)["question"] for line in lines]))
     result: dict[str, Any] = {"types": types_of(Path(job["model"])), "file": compared(Path(job["model"]), groups, half=False)}
-    if job["bf16"]:
+    if job["random"]:
         result["file_bf16"] = compared(Path(job["model"]), groups, half=True)
     if job["original"]:
         result["original"] = compared(Path(job["original"]), groups, half=False)

@@ -1,19 +1,17 @@
-"""The models that are measured: real shapes with random weights, and the bundled one in other forms.
-
-Knows shapes, a made-up vocabulary and how files are written; knows nothing of speeds. A random model is written once as half-precision
-GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same model. Its last
-norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
+"""The models that are measured: real shapes with random weights, and the bundled one in other forms. A random model is written once as
+half-precision GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the
+same model. Its last norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.integrations.trl.bundled import hf_config, write_hf_folder
+from edge.core.files import replacing
+from tools.integrations.trl.bundled import write_hf_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +37,8 @@ WEIGHT_STD = 0.02
 LOGIT_STD = 3.5
 """Standard deviation of a random model's logits; some 7 nats of entropy over Qwen2.5's vocabulary."""
 _LOOKED_AT = 1 << 20
-TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-"""How transformers wraps a made-up model's tokenizer.json."""
+LARGE_WIDTH = 512
+"""Wider models are written in half precision for transformers."""
 QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
 """llama.cpp's numbers for the file types."""
 
@@ -95,7 +93,7 @@ def make_random(folder: Path, shape: str, quantisations: Sequence[str], transfor
                 quantise(half, file, kind)
         if transformers and not peer.exists():
             say(f"{shape}: for transformers")
-            write_transformers(spec, dict(random_tensors(spec)), peer, made_up_tokenizer(spec.vocab_size))
+            write_hf_folder(half, peer, "bfloat16" if spec.width > LARGE_WIDTH else "float32")
         if "F16" not in quantisations:
             half.unlink()
     return [*wanted, *([peer] if transformers else [])]
@@ -126,12 +124,9 @@ def quantise(source: Path, target: Path, kind: str) -> None:
     ENGINE_LOG.forget()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = QUANTISATIONS[kind], True, 0
-    draft = target.with_name(f".{target.name}.draft")
-    code = llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params)
-    if code:
-        draft.unlink(missing_ok=True)
-        raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
-    draft.replace(target)
+    with replacing(target) as draft:
+        if code := llama_cpp.llama_model_quantize(str(source).encode(), str(draft).encode(), params):
+            raise ModelFileError(f"{source}: llama.cpp could not quantise it to {kind} ({ENGINE_LOG.last_error() or code})")
 
 
 # -- random weights ------------------------------------------------------------------------------------------------------------------
@@ -162,23 +157,22 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
     from edge.models.convert import add_shape
     from edge.models.spec import parameter_shapes, stored_name
 
-    draft = path.with_name(f".{path.name}.draft")
-    writer = gguf.GGUFWriter(str(draft), spec.architecture)
-    writer.add_name(path.stem)
-    writer.add_string("edge_agent.prompt_form", "compact")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    add_shape(writer, spec)
-    add_vocabulary(writer, made_up_tokens(spec.vocab_size))
-    for name, shape in parameter_shapes(spec).items():
-        kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
-        writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for _, values in random_tensors(spec):
-        writer.write_tensor_data(values.astype(np.float16) if values.ndim == 2 else values)
-    writer.close()
-    draft.replace(path)
+    with replacing(path) as draft:
+        writer = gguf.GGUFWriter(str(draft), spec.architecture)
+        writer.add_name(path.stem)
+        writer.add_string("edge_agent.prompt_form", "compact")
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+        add_shape(writer, spec)
+        add_vocabulary(writer, made_up_tokens(spec.vocab_size))
+        for name, shape in parameter_shapes(spec).items():
+            kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
+            writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _, values in random_tensors(spec):
+            writer.write_tensor_data(values.astype(np.float16) if values.ndim == 2 else values)
+        writer.close()
 
 
 # -- a vocabulary of the real size ---------------------------------------------------------------------------------------------------
@@ -186,21 +180,13 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
 
 def made_up_tokens(size: int) -> list[str]:
     """256 byte letters, one merged pair, the tags, filling, and control tokens at the end; `size` tokens in all."""
-    letters = byte_letters()
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
     merged = letters[0] + letters[1]
     fixed = [*letters, merged, *TAG_TOKENS]
     filling = [f"<{number}>" for number in range(size - len(fixed) - len(CONTROL_TOKENS))]
     return [*fixed, *filling, *CONTROL_TOKENS]
-
-
-def byte_letters() -> list[str]:
-    """The printable letters that stand for the 256 bytes in byte-level vocabularies: visible Latin-1 for itself, the rest from U+0100."""
-    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    letters, spare = [], 256
-    for byte in range(256):
-        letters.append(chr(byte if byte in visible else spare))
-        spare += byte not in visible
-    return letters
 
 
 def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
@@ -217,39 +203,6 @@ def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
-
-
-def made_up_tokenizer(size: int) -> str:
-    """The same vocabulary as a tokenizer.json."""
-    from tools.nano.tokenizer import tokenizer_from
-
-    tokens = made_up_tokens(size)
-    return str(tokenizer_from(tokens, [f"{tokens[0]} {tokens[1]}"]).to_str())
-
-
-# -- for transformers ----------------------------------------------------------------------------------------------------------------
-
-
-def write_transformers(spec: DecoderSpec, state: Mapping[str, NDArray[np.float32]], folder: Path, tokenizer: str) -> None:
-    """A folder that transformers loads: configuration, safetensors (half precision for large models), tokenizer."""
-    import torch
-    from safetensors.torch import save_file
-
-    draft = folder.with_name(f".{folder.name}.draft")
-    draft.mkdir(parents=True, exist_ok=True)
-    dtype = torch.bfloat16 if sum(values.size for values in state.values()) > 100_000_000 else torch.float32
-    tensors = {name: torch.from_numpy(values).to(dtype) for name, values in state.items()}
-    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-    (draft / "config.json").write_text(json.dumps(transformers_config(spec, str(dtype).removeprefix("torch."))), encoding="utf-8")
-    (draft / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    (draft / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG), encoding="utf-8")
-    draft.replace(folder)
-
-
-def transformers_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
-    """config.json of a made-up model."""
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base}}
-    return {**hf_config(spec, dtype), **rope, "use_sliding_window": False, "torch_dtype": dtype}
 
 
 def say(text: str) -> None:

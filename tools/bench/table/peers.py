@@ -1,8 +1,7 @@
 """What the bench is compared with, made once in a cache folder: TRL in an environment of its own, llama.cpp's batched bench from source.
-
-Knows pip, venv and cmake. TRL is installed under this project's constraints and with exactly the torch that this environment has, so that
-both sides multiply matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the
-sources inside the source distribution of the very llama-cpp-python that serves here, with its own defaults.
+TRL is installed under this project's constraints and with exactly the torch that this environment has, so that both sides multiply
+matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the
+source distribution of the very llama-cpp-python that serves here, with its own defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import EdgeError
-from tools.bench.harness import Screen, version_of
+from tools.bench.harness import minutely, note, version_of
 from tools.bench.processes import REPOSITORY, run_child
 
 TRL = "1.16.0"
@@ -42,7 +41,7 @@ def missing(cache: Path) -> list[str]:
     return [name for name, file in made.items() if not file.exists()]
 
 
-def trl_python(cache: Path, screen: Screen) -> Path:
+def trl_python(cache: Path) -> Path:
     """The interpreter of the environment with TRL, made when it is missing. Raises EdgeError."""
     folder = cache / f"trl-{TRL}"
     python, ready = folder / "bin" / "python", folder / "ready.json"
@@ -52,8 +51,8 @@ def trl_python(cache: Path, screen: Screen) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     constraints.write_text(peer_constraints((REPOSITORY / "constraints.txt").read_text(encoding="utf-8"), version_of("torch")))
     shutil.rmtree(folder, ignore_errors=True)
-    _set_up("trl: environment", [sys.executable, "-m", "venv", str(folder)], cache, screen)
-    _set_up("trl: packages", [str(python), *install_arguments(constraints)], cache, screen)
+    _set_up("trl: environment", [sys.executable, "-m", "venv", str(folder)], cache)
+    _set_up("trl: packages", [str(python), *install_arguments(constraints)], cache)
     versions = told_versions(python)
     if versions["cuda"]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -86,19 +85,19 @@ def told_versions(python: Path) -> dict[str, str]:
     return versions
 
 
-def batched_bench(cache: Path, screen: Screen) -> Path:
+def batched_bench(cache: Path) -> Path:
     """The program, built when it is missing. Raises EdgeError."""
     version, program = version_of("llama-cpp-python"), _program(cache)
     if program.exists():
         return program
     folder = program.parents[2]
     folder.mkdir(parents=True, exist_ok=True)
-    sources = _sources(folder, version, screen)
-    cmake = _cmake(cache, screen)
-    _set_up("llama.cpp: configure", [cmake, *configure_arguments(sources, folder / "build")], folder, screen)
+    sources = _sources(folder, version)
+    cmake = _cmake(cache)
+    _set_up("llama.cpp: configure", [cmake, *configure_arguments(sources, folder / "build")], folder)
     jobs = str(os.cpu_count() or 1)
     build = [cmake, "--build", str(folder / "build"), "--target", "llama-batched-bench", "-j", jobs]
-    _set_up("llama.cpp: build", build, folder, screen)
+    _set_up("llama.cpp: build", build, folder)
     return program
 
 
@@ -111,14 +110,14 @@ def configure_arguments(sources: Path, build: Path) -> list[str]:
     return ["-S", str(sources), "-B", str(build), *CMAKE_OPTIONS]
 
 
-def _sources(folder: Path, version: str, screen: Screen) -> Path:
+def _sources(folder: Path, version: str) -> Path:
     """llama.cpp's sources out of llama-cpp-python's source distribution."""
     sources = folder / "source" / "vendor" / "llama.cpp"
     if sources.exists():
         return sources
     package = f"llama-cpp-python=={version}"
     download = [sys.executable, *_PIP, "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", package]
-    _set_up("llama.cpp: sources", [*download, "--dest", str(folder)], folder, screen)
+    _set_up("llama.cpp: sources", [*download, "--dest", str(folder)], folder)
     archive = next(folder.glob("llama_cpp_python-*.tar.gz"))
     unpacked = folder / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
@@ -130,19 +129,19 @@ def _sources(folder: Path, version: str, screen: Screen) -> Path:
     return sources
 
 
-def _cmake(cache: Path, screen: Screen) -> str:
+def _cmake(cache: Path) -> str:
     """cmake of the system, or one that pip brings."""
     found = shutil.which("cmake")
     if found is not None:
         return found
     folder = cache / "cmake"
     if not (folder / "bin" / "cmake").exists():
-        _set_up("cmake: environment", [sys.executable, "-m", "venv", str(folder)], cache, screen)
-        _set_up("cmake: package", [str(folder / "bin" / "python"), *_PIP, "install", "--quiet", "cmake"], cache, screen)
+        _set_up("cmake: environment", [sys.executable, "-m", "venv", str(folder)], cache)
+        _set_up("cmake: package", [str(folder / "bin" / "python"), *_PIP, "install", "--quiet", "cmake"], cache)
     return str(folder / "bin" / "cmake")
 
 
-def _set_up(key: str, command: Sequence[str], folder: Path, screen: Screen) -> None:
+def _set_up(key: str, command: Sequence[str], folder: Path) -> None:
     log = folder / f"{key.replace(': ', '-')}.log"
-    seconds = run_child(command, log=log, environment=os.environ, folder=folder, on_line=screen.begin(key))
-    screen.end(key, seconds, "made")
+    seconds = run_child(command, log=log, environment=os.environ, folder=folder, on_line=minutely(key))
+    note(f"  {key}: {seconds:.0f} s, made")

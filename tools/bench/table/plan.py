@@ -1,4 +1,4 @@
-"""How much is measured: rounds, steps, shapes and lengths, in three sizes. Knows numbers only."""
+"""How much is measured: rounds, steps, shapes and lengths, in three sizes."""
 
 from __future__ import annotations
 

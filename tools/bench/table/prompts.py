@@ -1,7 +1,5 @@
-"""The prompts that both sides read: practice questions, or made-up ones of an exact length.
-
-Knows task files and a model's own template; samples nothing. Writes a task file for the agent, and the same prompts as text and ids for
-peers.
+"""The prompts that both sides read: practice questions, or made-up ones of an exact length. Writes a task file for the agent, and the
+same prompts as text and ids for peers.
 """
 
 from __future__ import annotations

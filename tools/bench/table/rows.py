@@ -51,7 +51,7 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
     row = Row(
         "small",
         "one step of the bundled model",
-        _compared(ours, peers),
+        {"ours": list(ours), "peers": dict(peers)},
         profile=(*time_profile(ours), *memory_profile(ours)),
         notes=(_advantages(peers), NO_GATE, SAME_CLOUD, *_notices(ours)),
     )
@@ -77,7 +77,7 @@ def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
     row = Row(
         "large",
         f"one step at the {shape} shape",
-        {name: _compared(rounds, {"bf16": peer}) for name, rounds in ours.items()},
+        {"ours": dict(ours), "peers": {"bf16": list(peer)}},
         profile=(*time_profile(first), *memory_profile(first)),
         notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
     )
@@ -102,7 +102,7 @@ def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds]]) -> Row:
         ratio = mine.median / other.median
         told = f"{ratio:.2f}: {mine.text('tokens/s', 0)} against {other.median:.0f} {other.range()}"
         row.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", told, ratio, 0.9, unit="")
-        data[name] = {"ours": mine.to_json(), "peer": other.to_json(), "ratio": ratio}
+        data[name] = {"ours": list(ours), "peer": list(theirs), "ratio": ratio}
         lost = (
             1000 * (1 / mine.median - 1 / other.median) * int(name.rpartition(", ")[2].split()[0])
         )  # of `nano-edge Q8_0, 32 rows`
@@ -118,24 +118,24 @@ def tokens_per_s(rounds: Rounds) -> Spread:
 def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int]]) -> Row:
     """Whole steps against the floor. Every entry is (our rounds, the model's name in `speeds`, rows at most).
 
-    The rates are the best that any round reached: with this very model, as `edge-agent doctor --measure` takes them, and told beside it
-    with any of the models, which makes the floor as low as this machine can.
+    The rates are the best that any round reached with this very model, as `edge-agent doctor --measure` takes them.
     """
-    device = _best(speeds)
-    data: dict[str, Any] = {"device": device}
+    bytes_per_s, models = max(result["bytes_per_s"] for result in speeds), _best(speeds)
+    data: dict[str, Any] = {"speeds": list(speeds)}
     profile: list[str] = []
-    rates = (_rates_text(name, rates) for name, rates in device["models"].items())
-    notes = (f"BW {device['bytes_per_s'] / 1e9:.1f} GB/s", *rates)
+    notes = (f"BW {bytes_per_s / 1e9:.1f} GB/s", *(_rates_text(name, rates) for name, rates in models.items()))
     row = Row("floor", "a step against its floor", data, profile, notes)
     for name, (rounds, model, most_rows) in steps.items():
-        own, any_model = device["models"][model], device["any_model"]
-        found = [step_against_floor(result, own, most_rows, device_speed(device, own, own["bf16"])) for result in rounds]
-        lowest = [step_against_floor(result, own, most_rows, device_speed(device, any_model, own["bf16"])) for result in rounds]
-        factors, strict = (spread(value for factors, _ in each for value in factors) for each in (found, lowest))
-        told = f"{factors.median:.1f}x {factors.range(1)}; {strict.median:.1f}x with the best rates of any model"
-        row.at_most(f"whole step, {name}", "the floor of section 6", told, factors.median, 2.0)
+        rates = models[model]
+        train = rates["train_bf16_flop_per_s"] if rates["bf16"] else rates["train_fp32_flop_per_s"]
+        speed = DeviceSpeed(bytes_per_s, rates["infer_flop_per_s"], train)
+        found = [step_against_floor(result, rates, most_rows, speed) for result in rounds]
+        factors = spread(value for factors, _ in found for value in factors)
+        row.at_most(
+            f"whole step, {name}", "the floor of section 6", f"{factors.median:.1f}x {factors.range(1)}", factors.median, 2.0
+        )
         floors = [floor for _, floors in found for floor in floors]
-        data[name] = {"times_floor": factors.to_json(), "times_lowest_floor": strict.to_json(), "floor": _floor_parts(floors)}
+        data[name] = {"times_floor": factors.samples, "floor": _floor_parts(floors)}
         profile += floor_profile(name, rounds, floors)
     return row
 
@@ -159,12 +159,6 @@ def step_against_floor(
         floors.append(step_floor(speed, cost, work))
         factors.append(step["seconds"] / floors[-1].total_s)
     return factors, floors
-
-
-def device_speed(device: Mapping[str, Any], rates: Mapping[str, Any], half: bool) -> DeviceSpeed:
-    """The three rates of the formula."""
-    train = rates["train_bf16_flop_per_s"] if half else rates["train_fp32_flop_per_s"]
-    return DeviceSpeed(device["bytes_per_s"], rates["infer_flop_per_s"], train)
 
 
 def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
@@ -237,16 +231,6 @@ def time_profile(ours: Rounds) -> list[str]:
     return [f"time of a step {total:.2f} s: {', '.join(told)}, between steps {max(0.0, rest):.2f} s"]
 
 
-def where_profile(result: Mapping[str, Any]) -> list[str]:
-    """The functions that take most of the rollouts and of the update, of a process whose stacks were watched."""
-    told = []
-    for part in ("rollout", "update"):
-        shares = result["where"].get(part, {})
-        if shares:
-            told.append(f"{part}, by function: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    return told
-
-
 def memory_profile(ours: Rounds) -> list[str]:
     """Resident memory at the fullest moment of every part, of the last round."""
     entries = []
@@ -276,30 +260,19 @@ def _floor_parts(floors: Sequence[Floor]) -> dict[str, float]:
     }
 
 
-def _best(speeds: Rounds) -> dict[str, Any]:
-    """The best of every rate over the rounds, by model and of any model."""
+def _best(speeds: Rounds) -> dict[str, dict[str, Any]]:
+    """The best of every rate over the rounds, by model."""
     models: dict[str, dict[str, Any]] = {}
     for result in speeds:
         for name, rates in result["models"].items():
             known = models.setdefault(name, dict(rates))
             known |= {rate: max(known[rate], rates[rate]) for rate in RATES}
-    any_model = {rate: max(rates[rate] for rates in models.values()) for rate in RATES}
-    return {"bytes_per_s": max(result["bytes_per_s"] for result in speeds), "models": models, "any_model": any_model}
+    return models
 
 
 def _rates_text(name: str, rates: Mapping[str, Any]) -> str:
     infer, fp32, half = (rates[rate] / 1e9 for rate in RATES)
     return f"{name}: F_i {infer:.0f}, F_t {fp32:.0f} (fp32) and {half:.0f} (bf16) GFLOP/s"
-
-
-def _compared(ours: Rounds, peers: Mapping[str, Rounds]) -> dict[str, Any]:
-    """Both sides with every sample."""
-
-    def told(rounds: Rounds) -> dict[str, Any]:
-        return {"seconds": step_seconds(rounds).to_json(), "peak_mib": peak_mib(rounds).to_json(), "rounds": list(rounds)}
-
-    parts = {name: part.to_json() for name, part in parts_of(ours).items()}
-    return {"ours": {**told(ours), "parts": parts}, "peers": {name: told(rounds) for name, rounds in peers.items()}}
 
 
 def _advantages(peers: Mapping[str, Rounds]) -> str:

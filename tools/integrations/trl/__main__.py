@@ -1,4 +1,4 @@
-"""`python -m tools.integrations.trl run | compare | model`. Knows the command line only."""
+"""`python -m tools.integrations.trl run | compare | model`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template.
-
-Knows both forms; knows nothing of training. The weights are those that the agent trains against, dequantised to float32, so that TRL
-starts from the very model that `edge-agent` starts from.
+"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template. The weights are those that the
+agent trains against, dequantised to float32, so that TRL starts from the very model that `edge-agent` starts from.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import ModelFileError, UsageError
+from edge.core.files import replacing_folder
 from edge.core.formatting import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
@@ -41,7 +39,7 @@ def folder_name(gguf_file: Path) -> str:
     return f"model-{_sha256_of(gguf_file)[:_NAMED]}"
 
 
-def write_hf_folder(gguf_file: Path, folder: Path) -> Path:
+def write_hf_folder(gguf_file: Path, folder: Path, dtype: str = "float32") -> Path:
     """Write the folder, all or nothing, where it is not there yet; returns it.
 
     Raises ModelFileError, and UsageError for a folder that holds anything else, also another file's weights, or cannot be written.
@@ -53,7 +51,7 @@ def write_hf_folder(gguf_file: Path, folder: Path) -> Path:
     source = {"sha256": _sha256_of(gguf_file), "file": gguf_file.name}
     try:
         if not _is_written(folder, source["sha256"]):
-            _write(model, spec, source, folder)
+            _write(model, spec, source, folder, dtype)
     except OSError as error:
         raise UsageError(f"{shown(str(folder))} cannot be written: {error.strerror}", hint=_ANOTHER) from error
     return folder
@@ -89,25 +87,21 @@ def _source_of(folder: Path) -> str:
     return str(found.get("sha256", "")) if isinstance(found, dict) else ""
 
 
-def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: Path) -> None:
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-        partial = Path(beside) / "model"
-        partial.mkdir()
-        _write_weights(model, spec, partial)
+def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: Path, dtype: str) -> None:
+    with replacing_folder(folder.absolute()) as partial:
+        _write_weights(model, spec, partial, dtype)
         _write_tokenizer(model, partial)
         ends = {"eos_token_id": _eos(model), "pad_token_id": _pad(model)}
-        _write_json(partial / "config.json", {**hf_config(spec, "float32"), **ends, "bos_token_id": None})
+        _write_json(partial / "config.json", {**hf_config(spec, dtype), **ends, "bos_token_id": None})
         _write_json(partial / "generation_config.json", ends)
         _write_json(partial / _SOURCE, source)
-        partial.replace(folder)
 
 
-def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path) -> None:
+def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path, dtype: str) -> None:
+    import torch
     from safetensors.torch import save_file
 
-    state = {name: values.contiguous() for name, values in model.decoder_state(spec)}
+    state = {name: values.contiguous().to(getattr(torch, dtype)) for name, values in model.decoder_state(spec)}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 

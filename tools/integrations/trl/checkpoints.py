@@ -1,7 +1,7 @@
-"""TRL's checkpoints in the folder of a run: which of them is whole. Knows the files that transformers writes; knows nothing of runs.
+"""TRL's checkpoints in the folder of a run: which of them is whole.
 
-transformers writes a checkpoint in place, `trainer_state.json` last, so that a kill, a power cut or a full disk leaves one with files that
-are missing, empty or cut short.
+transformers writes a checkpoint in place, `trainer_state.json` last, so that a kill, a power cut or a full disk leaves one with files
+that are missing, empty or cut short.
 """
 
 from __future__ import annotations

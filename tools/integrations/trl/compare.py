@@ -1,8 +1,8 @@
-"""Whether two sets of runs did the same: λ, rates and accuracies, step by step. Knows events of runs; knows nothing of who made them.
+"""Whether two sets of runs did the same: λ, rates and accuracies, step by step.
 
 Runs of `edge-agent learn` and of TRL over the same phases and seed see the same prompts in the same step, so that their steps are
-compared in pairs. What is left is the noise of sampling, which neighbouring steps share, because they share their weights: the
-standard error comes from means over blocks of steps or, with several runs on both sides, from the spread between runs.
+compared in pairs; with several runs on a side, its mean in each step counts. What is left is the noise of sampling, which neighbouring
+steps share, because they share their weights: the standard error comes from means over blocks of steps.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ MEASURES: dict[str, Value] = {
     "reward": lambda step: step.scores.reward_mean,
     "format_ok": lambda step: step.scores.format_ok,
 }
-
-
 ABOUT: dict[str, Callable[[StepFinished], object]] = {
     "the source": lambda step: step.source,
     "the number of prompts": lambda step: step.scores.prompts,
@@ -57,25 +55,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
-    """A standard error and the degrees of freedom with which it is known."""
-
-    error: float
-    freedom: float
-
-    def explains(self, difference: float) -> bool:
-        """Whether runs that are the same come to such a difference, too."""
-        return abs(difference) <= largest_t(self.freedom) * self.error + 1e-12
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """All measures over `steps` steps; `noise` says where the standard errors come from, `notes` in what the steps are no pairs."""
+    """All measures over `steps` steps; `notes` say in what the steps are no pairs."""
 
     steps: int
     runs_a: int
     runs_b: int
-    noise: str
     differences: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
 
@@ -90,7 +75,7 @@ class Comparison:
 
     def text(self) -> str:
         """A table for people."""
-        head = f"{self.steps} steps of {self.runs_a} and {self.runs_b} runs; standard errors from {self.noise}"
+        head = f"{self.steps} steps of {self.runs_a} and {self.runs_b} runs; standard errors from {blocks(self.steps)} blocks of steps"
         lines = [head, f"{'':16}{'a':>9}{'b':>9}{'b - a':>9}{'± s.e.':>9}"]
         lines += [
             f"{one.measure:16}{one.a:9.4f}{one.b:9.4f}{one.difference:+9.4f}{one.standard_error:9.4f}"
@@ -108,14 +93,14 @@ def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
     shared = sorted(set.intersection(*(set(run) for run in [*a, *b])))
     if len(shared) < 2:
         raise UsageError("the runs have fewer than two steps in common", hint="compare runs with the same phases")
-    between = len(a) > 1 and len(b) > 1
     side_a, side_b = ([[run[step] for step in shared] for run in side] for side in (a, b))
-    measured = [_measured(name, value, side_a, side_b, between=between) for name, value in MEASURES.items()]
-    found = [one for one in measured if one is not None]
+    found = [one for name, value in MEASURES.items() if (one := _measured(name, value, side_a, side_b)) is not None]
+    # λ has added up η_λ times the difference of the rates, so its error is that much of theirs
     rate = next(one for one in found if one.measure == "assist_rate")
-    noise = "the spread between runs" if between else f"{min(BLOCKS, len(shared))} blocks of steps"
-    differences = (_dual(side_a, side_b, rate, between=between), *found)
-    return Comparison(len(shared), len(a), len(b), noise, differences, _notes(runs_a, runs_b, side_a, side_b))
+    dual_a, dual_b = (mean([run[-1].control.dual_after for run in side]) for side in (side_a, side_b))
+    error = dual_lr(side_a[0]) * len(shared) * rate.standard_error
+    dual = difference("dual at the end", dual_a, dual_b, error, blocks(len(shared)))
+    return Comparison(len(shared), len(a), len(b), (dual, *found), _notes(runs_a, runs_b, side_a, side_b))
 
 
 def read_steps(folder: Path) -> dict[int, StepFinished]:
@@ -197,26 +182,28 @@ def _parsed(line: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _measured(
-    name: str, value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]], *, between: bool
-) -> Difference | None:
+def _measured(name: str, value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> Difference | None:
     """None where a side never had anything to count."""
     pairs = [(_mean_of(value, [run[i] for run in a]), _mean_of(value, [run[i] for run in b])) for i in range(len(a[0]))]
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
     if len(known) < 2:
         return None
-    chance = _between_runs(value, a, b) if between else of_blocks([y - x for x, y in known])
-    return _difference(name, mean([x for x, _ in known]), mean([y for _, y in known]), chance)
+    error, count = of_blocks([y - x for x, y in known])
+    return difference(name, mean([x for x, _ in known]), mean([y for _, y in known]), error, count)
 
 
-def _dual(a: list[list[StepFinished]], b: list[list[StepFinished]], rate: Difference, *, between: bool) -> Difference:
-    """λ after the last step. It has added up η_λ times the rates' difference, so its error is that much of the rates' error."""
-    ends_a, ends_b = ([run[-1].control.dual_after for run in side] for side in (a, b))
-    if between:
-        chance = welch(ends_a, ends_b)
-    else:
-        chance = Chance(dual_lr(a[0]) * len(a[0]) * rate.standard_error, _blocks(len(a[0])) - 1)
-    return _difference("dual at the end", mean(ends_a), mean(ends_b), chance)
+def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
+    known = [number for number in map(value, steps) if number is not None]
+    return mean(known) if known else None
+
+
+def difference(name: str, a: float, b: float, error: float, count: int) -> Difference:
+    """Whether runs that are the same come to such a difference, too, where its error is known from so many blocks.
+
+    Student's t with Bonferroni's correction. λ at the end is no measure of its own: it is that of the rates.
+    """
+    largest = t_quantile(count - 1, 1.0 - (1.0 - CONFIDENCE) / len(MEASURES)) * error
+    return Difference(name, a, b, b - a, error, abs(b - a) <= largest + 1e-12)
 
 
 def dual_lr(steps: Sequence[StepFinished]) -> float:
@@ -229,47 +216,14 @@ def dual_lr(steps: Sequence[StepFinished]) -> float:
     return max(moves, default=0.0)
 
 
-def _difference(name: str, a: float, b: float, chance: Chance) -> Difference:
-    return Difference(name, a, b, b - a, chance.error, chance.explains(b - a))
-
-
-def largest_t(freedom: float) -> float:
-    """So many standard errors, known with so many degrees of freedom, one of the measures differs by in 1 % of comparisons at most.
-
-    Student's t with Bonferroni's correction. λ at the end is no measure of its own: it is that of the rates.
-    """
-    return t_quantile(freedom, 1.0 - (1.0 - CONFIDENCE) / len(MEASURES))
-
-
-def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
-    known = [number for number in map(value, steps) if number is not None]
-    return mean(known) if known else None
-
-
-def _blocks(steps: int) -> int:
+def blocks(steps: int) -> int:
+    """How many blocks so many steps are."""
     return min(BLOCKS, steps)
 
 
-def of_blocks(differences: Sequence[float]) -> Chance:
-    """Standard error of the mean from the means of blocks."""
-    count = _blocks(len(differences))
+def of_blocks(differences: Sequence[float]) -> tuple[float, int]:
+    """Standard error of the mean from the means of blocks, and how many blocks."""
+    count = blocks(len(differences))
     bounds = [round(index * len(differences) / count) for index in range(count + 1)]
-    return Chance(_standard_error([mean(differences[low:high]) for low, high in pairwise(bounds)]), count - 1)
-
-
-def _between_runs(value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> Chance:
-    """Standard error of the difference of the sides' means from the spread of their runs."""
-    means = [[known for run in side if (known := _mean_of(value, run)) is not None] for side in (a, b)]
-    return welch(*means)
-
-
-def welch(a: Sequence[float], b: Sequence[float]) -> Chance:
-    """Standard error of the difference of two means of runs, with Welch and Satterthwaite's degrees of freedom."""
-    parts = [(_standard_error(side) ** 2, len(side) - 1) for side in (a, b)]
-    variance = math.fsum(part for part, _ in parts)
-    below = math.fsum(part**2 / freedom for part, freedom in parts if part)
-    return Chance(math.sqrt(variance), variance**2 / below if below else 1.0)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return standard_deviation(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    means = [mean(differences[low:high]) for low, high in pairwise(bounds)]
+    return standard_deviation(means) / math.sqrt(count), count

@@ -1,4 +1,4 @@
-"""What a TRL run is told, as data. Knows every setting and its default; knows nothing of TRL or files.
+"""What a TRL run is told, as data.
 
 The algorithm's settings are the agent's own (`agent.learning`, `agent.phases`, `agent.coordinator`, `agent.adapter`, ...), under the same
 names and with the same meaning as in a configuration of `edge-agent learn`; what is here beside them is how TRL computes.

@@ -1,7 +1,5 @@
 """The main process's side of a step: opened at the coordinator, scored with at most one cloud call a prompt, closed, written down.
 
-Knows the agent's own step book, rollout and state folder, with whose rules all of it happens; knows nothing of TRL.
-
 A run that was killed goes on from TRL's last checkpoint, so steps may be made again. One that was opened and not written down keeps its
 number at the coordinator, and with it its call keys, so nothing is paid twice; one that was written down is neither opened nor reported
 again: it gets the λ it had, and its calls are answered from the ledger.
@@ -10,28 +8,71 @@ again: it gets the λ it had, and its calls are answered from the ledger.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from typing import Any
 
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorUnavailable, EdgeError
 from edge.core.events import EventSink
+from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import has_signal
+from edge.inference.decisions import opens_step
 from edge.learning.curriculum import StepPlan
 from edge.learning.methods import DaGrpo, StepTerms
-from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, ScoredResponse, step_units
+from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, step_units
 from edge.learning.step_event import step_event
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepFinished, StepSeconds, StopReason
+from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepSeconds, StopReason
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Position
 from edge.training.learner import LearnerReport
 from tools.integrations.scoring import Scorer
-from tools.integrations.trl.responses import Completion, as_response
 
 OPENED = "trl_opened"
 """Under this name the state folder keeps the step that was opened last, from before anything was asked in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One response as TRL sampled it: the place of its prompt in the run, its ids with the one that ended it, and its text."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    text: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """From TRL's ids to text: `decode` leaves control tokens out, `ends` are the ids that end a response."""
+
+    decode: Callable[[Sequence[int]], str]
+    ends: frozenset[int]
+
+    def read(self, position: int, token_ids: Sequence[int]) -> Completion:
+        """One completion."""
+        ids = tuple(token_ids)
+        return Completion(position, ids, self.decode(ids), bool(ids) and ids[-1] in self.ends)
+
+
+def reader_of(tokenizer: Any, ends: Iterable[int]) -> Reader:
+    """From ids to text with a transformers tokenizer; some models have more than one id that ends a response."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return Reader(decode, frozenset(map(int, ends)))
+
+
+def as_response(completion: Completion, max_steps: int) -> LocalResponse:
+    """The response with the reason for its end: one that went beyond the step limit counts as stopped there, which the agent's engine
+    does, and one without an end as cut off; both are format violations. Its log-probabilities are TRL's and not told."""
+    finish = FinishReason.EOS if completion.ended else FinishReason.LENGTH
+    if opens_step(completion.text, max_steps + 1) is not None:
+        finish = FinishReason.STEP_LIMIT
+    silent = (0.0,) * len(completion.token_ids)
+    return LocalResponse(completion.text, completion.token_ids, silent, finish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +99,6 @@ class TrainerNumbers:
     sampler_gap: float = 0.0
 
 
-class StepDesk(Protocol):
-    """What the main process does for a step, in this order. Steps count from 1."""
-
-    async def open(self, step: int) -> float:
-        """Open it; returns λ for the whole of it. Raises EdgeError."""
-        ...
-
-    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """Score its responses, G in a row for each prompt; at most one cloud call for each prompt."""
-        ...
-
-    async def close(self, step: int) -> None:
-        """Report it; the coordinator moves λ."""
-        ...
-
-    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """Keep what it came to."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeskRoles:
-    """What the desk works with. All of it belongs to the loop that the desk's methods are awaited on."""
-
-    state: StateFolder
-    reporter: StepReporter
-    scorer: Scorer
-    sink: EventSink
-    clock: Clock
-
-
 @dataclass(slots=True)
 class _Underway:
     """A step between its opening and its end. `again`: it was written down before."""
@@ -106,35 +116,52 @@ class _Underway:
 
 
 class Desk:
-    """The desk over a coordinator; trainers, which are not asynchronous, reach it through `SharedSteps`."""
+    """The desk over a coordinator: open, verdicts, close and write_down of one step, then of the next; steps count from 1.
 
-    def __init__(self, roles: DeskRoles, plans: Sequence[StepPlan], phases: Sequence[int] = ()) -> None:
+    Everything lives on the loop that its methods are awaited on; trainers, which are not asynchronous, reach it through `SharedSteps`.
+    """
+
+    def __init__(
+        self,
+        state: StateFolder,
+        reporter: StepReporter,
+        scorer: Scorer,
+        sink: EventSink,
+        clock: Clock,
+        plans: Sequence[StepPlan],
+        phases: Sequence[int] = (),
+    ) -> None:
         """`phases`: how many steps each phase has."""
-        self._roles = roles
+        self._state, self._reporter, self._scorer, self._sink, self._clock = state, reporter, scorer, sink, clock
         self._plans = plans
-        self._group_size = roles.scorer.settings.group_size
+        self._group_size = scorer.settings.group_size
         self._phases = tuple(phases)
         self._now: _Underway | None = None
         self._was_refused = False
 
     async def begin(self, model: str) -> None:
         """Tell that the run begins, or goes on."""
-        state, done = self._roles.state, self._roles.state.position().steps_done
-        self._roles.sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._roles.clock.now()))
+        state, done = self._state, self._state.position().steps_done
+        self._sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._clock.now()))
 
     async def open(self, step: int) -> float:
-        """See StepDesk."""
-        roles, plan = self._roles, self._plans[step - 1]
-        began, again = roles.clock.monotonic(), step <= roles.state.position().steps_done
+        """Open it; returns λ for the whole of it. Raises EdgeError."""
+        plan = self._plans[step - 1]
+        began, again = self._clock.monotonic(), step <= self._state.position().steps_done
         opened = self._as_written_down(plan) if again else await self._opened(plan)
         if plan.phase_step == 1 and not again:
-            roles.sink.emit(_phase(plan, opened, self._phases))
+            steps = self._phases[plan.phase] if plan.phase < len(self._phases) else None
+            told = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
+            self._sink.emit(PhaseStarted(*told))
         self._now = _Underway(plan, opened, began, again, [])
         return opened.dual
 
     async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        """See StepDesk. Raises EdgeError where the responses are not those of the step's prompts."""
-        now, roles = self._underway(step), self._roles
+        """Score its responses, G in a row for each prompt; at most one cloud call for each prompt.
+
+        Raises EdgeError where the responses are not those of the step's prompts.
+        """
+        now = self._underway(step)
         items, size = now.plan.items, self._group_size
         _require_places(step, [completion.position for completion in completions], len(items), size)
         responses = [
@@ -142,41 +169,56 @@ class Desk:
             for index, item in enumerate(items)
         ]
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
-        now.groups, now.cloud_s = await roles.scorer.score(batch, responses)
-        now.scored_s = roles.clock.monotonic()
+        now.groups, now.cloud_s = await self._scorer.score(batch, responses)
+        now.scored_s = self._clock.monotonic()
         self._tell_refused(now.groups)
         return verdicts_of(now.groups)
 
     async def close(self, step: int) -> None:
-        """See StepDesk. A step made again was reported before."""
-        now, roles = self._underway(step), self._roles
-        ended = roles.clock.monotonic()
+        """Report it; the coordinator moves λ. A step made again was reported before."""
+        now = self._underway(step)
+        ended = self._clock.monotonic()
         now.update_s = ended - now.scored_s
         if now.again:
             self._tell_otherwise(now)
         else:
-            now.closed = await roles.reporter.close(now.opened, step_units(now.groups))
-        now.close_s = roles.clock.monotonic() - ended
+            now.closed = await self._reporter.close(now.opened, step_units(now.groups))
+        now.close_s = self._clock.monotonic() - ended
 
     async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """See StepDesk. Commits the step to the state folder and tells it."""
-        now, roles, closed = self._underway(step), self._roles, self._underway(step).closed
-        self._now = None
+        """Commit what it came to to the state folder, and tell it."""
+        now, state = self._underway(step), self._state
+        plan, closed, self._now = now.plan, now.closed, None
         if closed is None:
             return
-        event = self._event(now, numbers)
+        seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
+        before = next(iter(state.steps(last=1)), None)
+        event = step_event(plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
         control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
-        event = replace(event, control=control, at=roles.clock.now())
-        roles.state.commit_step(_commit(now, event, closed, roles.state))
-        roles.sink.emit(event)
+        event = replace(event, control=control, at=self._clock.now())
+        state.commit_step(
+            Commit(
+                event=event,
+                task_step=now.opened.task_step,
+                position=Position(plan.step, plan.phase, plan.phase_step),
+                cursor_source=plan.source,
+                cursor_seed=plan.cursor_seed,
+                cursor=plan.cursor_after,
+                terms=closed.terms,
+                adapter_folder="",
+                unreported=closed.unreported,
+                line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
+            )
+        )
+        self._sink.emit(event)
 
     async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
         """Hand in reports that still wait, and tell what the run came to; `adapter_version` 0 where no adapter was written."""
         try:
-            await self._roles.reporter.deliver()
+            await self._reporter.deliver()
         except CoordinatorUnavailable:
             self._notice("the coordinator is away; reports that wait are delivered when the run goes on")
-        state, clock = self._roles.state, self._roles.clock
+        state, clock = self._state, self._clock
         steps = state.steps(last=1)
         totals = (
             (steps[0].cloud.total_cloud_calls, steps[0].cloud.total_cloud_tokens, steps[0].cloud.total_spend_uusd)
@@ -185,21 +227,21 @@ class Desk:
         )
         done = state.position().steps_done
         finished = RunFinished(state.run_id, reason, done, adapter_version, *totals, seconds, clock.now())
-        self._roles.sink.emit(finished)
+        self._sink.emit(finished)
         return finished
 
     async def _opened(self, plan: StepPlan) -> OpenStep:
         """The step at the coordinator, durably noted before anything is asked under its number."""
-        state = self._roles.state
+        state = self._state
         known = json.loads(state.meta(OPENED) or "null")
         if known is not None and known["step"] == plan.step:
             return OpenStep(**known["opened"])
-        opened = await self._roles.reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
+        opened = await self._reporter.open(plan.task, len(plan.items), self._group_size, plan.target_rate)
         state.set_meta(OPENED, json.dumps({"step": plan.step, "opened": asdict(opened)}))
         return opened
 
     def _as_written_down(self, plan: StepPlan) -> OpenStep:
-        state = self._roles.state
+        state = self._state
         event = state.step_at(plan.step)
         if event is None:
             raise EdgeError(f"step {plan.step} is missing in {state.folder}", hint="begin again with another folder (out)")
@@ -215,13 +257,8 @@ class Desk:
             offline=event.control.offline,
         )
 
-    def _event(self, now: _Underway, numbers: TrainerNumbers) -> StepFinished:
-        before = next(iter(self._roles.state.steps(last=1)), None)
-        seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
-        return step_event(now.plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
-
     def _tell_otherwise(self, now: _Underway) -> None:
-        before, asked = self._roles.state.step_at(now.plan.step), step_units(now.groups)
+        before, asked = self._state.step_at(now.plan.step), step_units(now.groups)
         if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
             self._notice(
                 f"step {now.plan.step} was made again and turned out otherwise ({asked.help} of {asked.total} asked); "
@@ -236,7 +273,7 @@ class Desk:
         self._was_refused = bool(refused)
 
     def _notice(self, text: str) -> None:
-        self._roles.sink.emit(Notice(text, self._roles.clock.now()))
+        self._sink.emit(Notice(text, self._clock.now()))
 
     def _underway(self, step: int) -> _Underway:
         if self._now is None or self._now.plan.step != step:
@@ -251,18 +288,12 @@ def verdicts_of(groups: Sequence[ScoredGroup]) -> list[Verdict | None]:
     1/(G'-1), and the mean goes over the groups that still have a baseline. A group with fewer than two left counts nothing.
     """
     usable = [group for group in groups if len(group.unmasked) >= 2]
-    share = len(groups) / len(usable) if usable else 0.0
-    return [verdict for group in groups for verdict in _group_verdicts(group, share)]
-
-
-def _group_verdicts(group: ScoredGroup, share: float) -> list[Verdict | None]:
-    left = len(group.unmasked)
-    weight = share * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
-    return [None if weight == 0.0 else _verdict(scored, weight) for scored in group.responses]
-
-
-def _verdict(scored: ScoredResponse, weight: float) -> Verdict | None:
-    return None if scored.masked else Verdict(scored.reward, scored.cost, weight)
+    verdicts: list[Verdict | None] = []
+    for group in groups:
+        left = len(group.unmasked)
+        weight = len(groups) / len(usable) * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
+        verdicts += [None if one.masked or left < 2 else Verdict(one.reward, one.cost, weight) for one in group.responses]
+    return verdicts
 
 
 def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -> None:
@@ -294,24 +325,3 @@ def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
         learning_rate=numbers.learning_rate,
         seconds=now.update_s,
     )
-
-
-def _commit(now: _Underway, event: StepFinished, closed: ClosedStep, state: StateFolder) -> Commit:
-    plan = now.plan
-    return Commit(
-        event=event,
-        task_step=now.opened.task_step,
-        position=Position(plan.step, plan.phase, plan.phase_step),
-        cursor_source=plan.source,
-        cursor_seed=plan.cursor_seed,
-        cursor=plan.cursor_after,
-        terms=closed.terms,
-        adapter_folder="",
-        unreported=closed.unreported,
-        line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
-    )
-
-
-def _phase(plan: StepPlan, opened: OpenStep, phases: Sequence[int]) -> PhaseStarted:
-    steps = phases[plan.phase] if plan.phase < len(phases) else None
-    return PhaseStarted(plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(phases)))

@@ -1,5 +1,4 @@
-"""The folder of a run: whether it can be taken, held against other processes, and begun in anew. Knows what a run leaves in it and which
-settings may change between two parts of one run; knows nothing of TRL.
+"""The folder of a run: whether it can be taken, held against other processes, and begun in anew.
 
 A folder is a run's where the run's mark says so, or what earlier versions left: nothing else is ever written to or emptied. Settings bind
 from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.
@@ -17,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,7 +27,7 @@ from edge.core.errors import ConfigError, StateError, UsageError
 from edge.core.formatting import shown
 from edge.learning.run_folder import other_settings
 from edge.state.folder import StateFolder
-from tools.integrations.trl.checkpoints import Checkpoint, checkpoints, newest_whole, set_broken_aside
+from tools.integrations.trl.checkpoints import checkpoints, newest_whole, set_broken_aside
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.desk import OPENED
 
@@ -133,10 +132,14 @@ class HeldFolder:
         with open_state(self.out) as state:
             _bind_model(self.out, state, model)
         whole, broken = newest_whole(checkpoints(self.out / "trl"))
+        told = [aside] if aside else []
+        if broken:
+            names = ", ".join(f"trl/{one.folder.name}" for one in broken)
+            where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
+            told.append(f"{names}: not written to the end; going on from {where}")
         for one in broken:
             set_broken_aside(one)
-        told = tuple(line for line in (aside, _told_of_broken(whole, broken)) if line)
-        return Start(None if whole is None else whole.folder, told)
+        return Start(None if whole is None else whole.folder, tuple(told))
 
 
 def open_state(out: Path) -> StateFolder:
@@ -194,27 +197,20 @@ def _locked(path: Path) -> int:
 
 def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
     """What is other about the settings of a start that made no step, or "". Raises UsageError where steps bind them."""
-    newest = next(iter(checkpoints(out / "trl")), None)
+    newest = next((f"trl/{one.folder.name}" for one in checkpoints(out / "trl")), "")
     if not (out / "state" / "agent.sqlite").is_file():
-        _require_no_steps(out, newest)
+        if left := newest or next((name for name in _LEFT_BY_STEPS if (out / name).exists()), ""):
+            raise UsageError(f"{shown(str(out))} holds {left} of a run whose state/ is gone", hint=_BACK_OR_ANEW)
         return ""
     with open_state(out) as state:
         made = state.position().steps_done
-    if newest is not None and newest.step > made:
-        raise UsageError(
-            f"{shown(str(out))} holds trl/{newest.folder.name}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW
-        )
+    if any(one.step > made for one in checkpoints(out / "trl")):
+        raise UsageError(f"{shown(str(out))} holds {newest}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW)
     told = _other_settings(out, resolved)
     if told and made:
         hint = _ANOTHER if (out / "config.yaml").is_file() else _BACK_OR_ANEW
         raise UsageError(f"{shown(str(out))} holds a run with {told}", hint=hint)
     return told
-
-
-def _require_no_steps(out: Path, newest: Checkpoint | None) -> None:
-    left = f"trl/{newest.folder.name}" if newest else next((name for name in _LEFT_BY_STEPS if (out / name).exists()), "")
-    if left:
-        raise UsageError(f"{shown(str(out))} holds {left} of a run whose state/ is gone", hint=_BACK_OR_ANEW)
 
 
 def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
@@ -226,23 +222,16 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
         before = resolve(TrlConfig, files=[path])
     except ConfigError as error:
         return f"settings that cannot be read ({error})"
-    told = _other_than_the_agents(before, resolved) or other_settings(before.config.agent, resolved.config.agent, under="agent.")
+    then, now = (
+        {key: value for key, value, _ in one.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE and value != {}}
+        for one in (before, resolved)
+    )
+    told = other_settings(before.config.agent, resolved.config.agent, under="agent.")
+    for key in {**then, **now}:
+        if then.get(key) != now.get(key):
+            told = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
+            break
     return f"other settings ({told})" if told else ""
-
-
-def _other_than_the_agents(before: Resolved[TrlConfig], now: Resolved[TrlConfig]) -> str:
-    then, asked = _run_settings(before), _run_settings(now)
-    other = (key for key in {**then, **asked} if then.get(key) != asked.get(key))
-    return next((f"{key} {_value(then.get(key))} -> {_value(asked.get(key))}" for key in other), "")
-
-
-def _run_settings(resolved: Resolved[TrlConfig]) -> dict[str, object]:
-    rows = ((key, value) for key, value, _ in resolved.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE)
-    return {key: value for key, value in rows if value != {}}
-
-
-def _value(value: object) -> str:
-    return "none" if value is None else str(value)
 
 
 def _leave_behind(out: Path, told: str) -> str:
@@ -268,14 +257,6 @@ def _bind_model(out: Path, state: StateFolder, model: str) -> None:
         )
     if model:
         state.set_meta(MODEL, model)
-
-
-def _told_of_broken(whole: Checkpoint | None, broken: Sequence[Checkpoint]) -> str:
-    if not broken:
-        return ""
-    names = ", ".join(f"trl/{one.folder.name}" for one in broken)
-    where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
-    return f"{names}: not written to the end; going on from {where}"
 
 
 def _move_aside(out: Path, keep: str) -> None:

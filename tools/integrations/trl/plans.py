@@ -1,39 +1,17 @@
-"""Which prompts each step is about: those of `edge-agent learn` with the same phases and seed, step for step.
-
-Knows phases and task sources; knows nothing of TRL's data sets but the two columns that one gets.
-"""
+"""Which prompts each step is about: those of `edge-agent learn` with the same phases and seed, step for step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
-from edge.config.schema import AgentConfig, PhaseConfig
+from edge.config.schema import AgentConfig
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.learning.curriculum import StepPlan
 from edge.tasks.source import TaskSource
-
-
-@dataclass(frozen=True, slots=True)
-class Curriculum:
-    """All steps of a run in order, and how many questions were passed over because their prompts are too long."""
-
-    steps: tuple[StepPlan, ...]
-    passed_over: int
-
-    @property
-    def items(self) -> tuple[TaskItem, ...]:
-        """The items of all steps, one after the other: an item's place here is its `position`."""
-        return tuple(item for step in self.steps for item in step.items)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The task labels, each once, in order."""
-        return list(dict.fromkeys(step.task for step in self.steps))
 
 
 class _Stream:
@@ -63,37 +41,32 @@ class _Stream:
                 raise TaskFileError(f"{self._name}: no prompt of the first {self.read} fits", hint="raise trainer.prompt_tokens")
 
 
-def curriculum(config: AgentConfig, open_source: Callable[[str], TaskSource], fits: Callable[[TaskItem], bool]) -> Curriculum:
+def curriculum(
+    config: AgentConfig, open_source: Callable[[str], TaskSource], fits: Callable[[TaskItem], bool]
+) -> tuple[StepPlan, ...]:
     """The whole run's steps. Raises TaskFileError and UsageError for sources that cannot be read."""
-    streams = {phase.source: _Stream(open_source(phase.source), config.learning.seed, fits) for phase in config.phases}
-    steps = tuple(_steps(config, streams))
-    return Curriculum(steps, sum(stream.passed_over for stream in streams.values()))
-
-
-def _steps(config: AgentConfig, streams: dict[str, _Stream]) -> Iterator[StepPlan]:
-    planned, done = sum(phase.steps or 0 for phase in config.phases), 0
+    learning = config.learning
+    streams = {phase.source: _Stream(open_source(phase.source), learning.seed, fits) for phase in config.phases}
+    planned, steps = sum(phase.steps or 0 for phase in config.phases), list[StepPlan]()
     for number, phase in enumerate(config.phases):
+        stream = streams[phase.source]
         for phase_step in range(1, (phase.steps or 0) + 1):
-            done += 1
-            yield _plan(config, phase, streams[phase.source], (done, planned, number, phase_step))
-
-
-def _plan(config: AgentConfig, phase: PhaseConfig, stream: _Stream, place: tuple[int, int, int, int]) -> StepPlan:
-    step, planned, number, phase_step = place
-    items = stream.take(config.learning.prompts_per_step)
-    return StepPlan(
-        step=step,
-        steps_planned=planned,
-        phase=number,
-        phase_step=phase_step,
-        source=phase.source,
-        task=phase.task or stream.label,
-        target_rate=phase.target_rate,
-        items=items,
-        cursor_seed=config.learning.seed,
-        cursor_after=stream.read,
-        ends_phase=phase_step == phase.steps,
-    )
+            items = stream.take(learning.prompts_per_step)
+            plan = StepPlan(
+                step=len(steps) + 1,
+                steps_planned=planned,
+                phase=number,
+                phase_step=phase_step,
+                source=phase.source,
+                task=phase.task or stream.label,
+                target_rate=phase.target_rate,
+                items=items,
+                cursor_seed=learning.seed,
+                cursor_after=stream.read,
+                ends_phase=phase_step == phase.steps,
+            )
+            steps.append(plan)
+    return tuple(steps)
 
 
 def columns(items: Sequence[TaskItem], prompt_form: str) -> dict[str, list[object]]:

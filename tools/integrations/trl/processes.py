@@ -1,4 +1,4 @@
-"""The processes of one training run. Knows how values get from each to one and from one to each; knows nothing of what they are.
+"""The processes of one training run.
 
 TRL calls reward functions in every process on its own share of the responses, and a group may lie across two processes. So everything is
 brought to the main process, which alone asks the cloud and reports, and the verdicts are brought back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from edge.core.errors import EdgeError, UsageError
 
@@ -20,51 +20,8 @@ class MainFailed(EdgeError):
     """In the other processes: the main one failed, and tells why itself."""
 
 
-class Processes(Protocol):
-    """All methods are called by every process, in the same order."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this one asks the cloud and reports."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def index(self) -> int:
-        """Which one this is, from 0."""
-        ...
-
-    def gather(self, own: Sequence[T]) -> list[T]:
-        """The values of all processes, those of the first one first."""
-        ...
-
-    def from_main(self, make: Callable[[], T]) -> T:
-        """What the main process makes; the others wait for it. Raises in every process what making it raised in the main one."""
-        ...
-
-
-class OneProcess:
-    """A run in a single process."""
-
-    is_main = True
-    count = 1
-    index = 0
-
-    def gather(self, own: Sequence[T]) -> list[T]:
-        """Its own values."""
-        return list(own)
-
-    def from_main(self, make: Callable[[], T]) -> T:
-        """What it makes."""
-        return make()
-
-
-class AccelerateProcesses:
-    """The processes that `accelerate launch` or torchrun started."""
+class Processes:
+    """The processes that `accelerate launch` or torchrun started, or this one alone. Each of them calls all methods in the same order."""
 
     def __init__(self, wait_s: float) -> None:
         """`wait_s`: how long one waits for another before it gives up. It must be known here: TRL's own arguments come when the processes
@@ -98,7 +55,7 @@ class AccelerateProcesses:
         return cast(list[T], gather_object(list(own)))
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """The main process's value, or its failure, in all."""
+        """What the main process makes; the others wait for it. Raises in every process what making it raised in the main one."""
         from accelerate.utils import broadcast_object_list
 
         failure: Exception | None = None

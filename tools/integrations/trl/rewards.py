@@ -1,29 +1,24 @@
 """What TRL calls: two reward functions, and the callback that moves the second one's weight.
 
-Knows TRL's calling order within a step (on_step_begin, generation, reward functions, updates, on_step_end, on_log); knows nothing of
-clouds or ledgers, which are the desk's, nor of how responses are judged.
+In a step TRL calls on_step_begin, the sampler, the reward functions, the updates, on_step_end, on_log.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from transformers import TrainerCallback
 
 from edge.core.errors import EdgeError
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.desk import StepDesk, TrainerNumbers, Verdict
+from tools.integrations.trl.desk import Desk, Reader, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.responses import Reader
 
 T = TypeVar("T")
 COST_WEIGHT = 1
 """Place of the cost in `reward_weights` = [1, -λ]."""
-WEIGHTS_AT_START = (1.0, 0.0)
-"""TRL's `reward_weights` before the first step is opened."""
 
 
 class SharedSteps:
@@ -31,10 +26,10 @@ class SharedSteps:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._desk: tuple[StepDesk, LoopThread] | None = None
+        self._desk: tuple[Desk, LoopThread] | None = None
         self.step = 0
 
-    def give(self, desk: StepDesk, loop: LoopThread) -> None:
+    def give(self, desk: Desk, loop: LoopThread) -> None:
         """In the main process: from now on this desk is asked, on its loop."""
         self._desk = desk, loop
 
@@ -59,7 +54,7 @@ class SharedSteps:
         """Keep what the step came to."""
         self._of_main(lambda desk: desk.write_down(step, numbers))
 
-    def _of_main(self, ask: Callable[[StepDesk], Coroutine[Any, Any, T]]) -> T:
+    def _of_main(self, ask: Callable[[Desk], Coroutine[Any, Any, T]]) -> T:
         def asked() -> T:
             if self._desk is None:
                 raise EdgeError("no coordinator is open in this process")
@@ -100,43 +95,18 @@ class GroupRewards:
         return self._verdicts
 
 
-class Weights(Protocol):
-    """The trainer's `reward_weights`, changed in place."""
-
-    def __setitem__(self, index: int, value: float) -> None:
-        """Set one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From TRL's loss to the paper's: what its value and gradient are multiplied by, see `trainer.paper_scale`."""
-
-    factor: float
-
-    def numbers(self, logs: Mapping[str, Any]) -> TrainerNumbers:
-        """What TRL logged of an update."""
-        return TrainerNumbers(
-            loss=_number(logs, "loss") * self.factor,
-            grad_norm=_number(logs, "grad_norm") * self.factor,
-            entropy=_number(logs, "entropy"),
-            clipped_share=_number(logs, "clip_ratio/region_mean"),
-            learning_rate=_number(logs, "learning_rate"),
-            sampler_gap=_number(logs, "sampling/sampling_logp_difference/mean"),
-        )
-
-
 class DualCallback(TrainerCallback):
     """Opens each step and sets the weight of the cost to -λ, reports it after the update, and writes down what TRL logs of it."""
 
-    def __init__(self, steps: SharedSteps, scale: Scale) -> None:
+    def __init__(self, steps: SharedSteps, factor: float) -> None:
+        """`factor`: from TRL's loss and gradient to the paper's, see `trainer.paper_scale`."""
         self._steps = steps
-        self._scale = scale
-        self._weights: Weights | None = None
+        self._factor = factor
+        self._weights: Any = None
         self._closed = 0
 
-    def move(self, weights: Weights) -> None:
-        """Whose second entry is moved: the trainer's `reward_weights`."""
+    def move(self, weights: Any) -> None:
+        """Whose second entry is moved: the trainer's `reward_weights`, a tensor."""
         self._weights = weights
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -156,7 +126,19 @@ class DualCallback(TrainerCallback):
             step, self._closed = self._closed, 0
             if not getattr(args, "fp16", False):  # there the scaler leaves such an update out
                 _require_finite(step, logs or {})
-            self._steps.write_down(step, self._scale.numbers(logs or {}))
+            self._steps.write_down(step, numbers_of(logs or {}, self._factor))
+
+
+def numbers_of(logs: Mapping[str, Any], factor: float) -> TrainerNumbers:
+    """What TRL logged of an update, in the paper's scale."""
+    return TrainerNumbers(
+        loss=_number(logs, "loss") * factor,
+        grad_norm=_number(logs, "grad_norm") * factor,
+        entropy=_number(logs, "entropy"),
+        clipped_share=_number(logs, "clip_ratio/region_mean"),
+        learning_rate=_number(logs, "learning_rate"),
+        sampler_gap=_number(logs, "sampling/sampling_logp_difference/mean"),
+    )
 
 
 def _require_finite(step: int, logs: Mapping[str, Any]) -> None:

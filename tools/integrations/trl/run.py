@@ -17,18 +17,18 @@ from edge.core.errors import EdgeError, UsageError
 from edge.core.events import EventSink, FanOutSink
 from edge.core.install import install_extra
 from edge.core.types import AdapterRef, TaskItem
-from edge.evaluation.judging import RolloutSettings
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import scorer_of
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import Desk, DeskRoles
+from tools.integrations.trl.desk import Desk
 from tools.integrations.trl.folder import HeldFolder, open_state
-from tools.integrations.trl.plans import Curriculum, columns, curriculum, messages
-from tools.integrations.trl.processes import AccelerateProcesses, Processes
-from tools.integrations.trl.trainer import wait_s
+from tools.integrations.trl.plans import columns, curriculum, messages
+from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.trainer import build_trainer, first_line, grpo_config, keep_quiet, wait_s
 
 if TYPE_CHECKING:
+    from edge.learning.curriculum import StepPlan
     from edge.learning.run_folder import RunFolder
     from edge.state.events import StopReason
     from edge.state.folder import StateFolder
@@ -44,7 +44,7 @@ class Prepared:
     model: str
     tokenizer: Any
     prompt_form: str
-    plan: Curriculum
+    steps: tuple[StepPlan, ...]
 
 
 def require_trl() -> None:
@@ -63,30 +63,30 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
     require_trl()
+    from datasets import Dataset
     from transformers.utils.logging import disable_progress_bar
 
     from tools.integrations.trl.rewards import SharedSteps
 
-    config, processes = resolved.config, AccelerateProcesses(wait_s(resolved.config))
+    config, processes = resolved.config, Processes(wait_s(resolved.config))
     disable_progress_bar()
-    _require_options(config, processes)
+    keep_quiet()
+    grpo_config(config, processes.count)  # refuses what TRL's arguments refuse, while nothing is touched
     with ExitStack() as stack:
         steps = SharedSteps(processes)
         main = _MainProcess(resolved, steps, stream or sys.stderr, stack)
         processes.from_main(lambda: main.hold(fresh))
         prepared = prepare(config, processes)
-        trainer = _trainer(config, prepared, processes.count, steps)
+        items = [item for step in prepared.steps for item in step.items]
+        data_set = Dataset.from_dict(columns(items, prepared.prompt_form))
+        trainer = build_trainer(config, prepared.model, prepared.tokenizer, data_set, processes.count, steps)
         checkpoint = processes.from_main(lambda: main.begin(prepared))
-        return main.watch(lambda: _train(trainer, config, checkpoint))
 
+        def train() -> None:
+            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.save_model(str(_trained(config)))  # every process takes part in saving what was trained
 
-def _require_options(config: TrlConfig, processes: Processes) -> None:
-    """Raises UsageError for what TRL's arguments refuse, while nothing is touched."""
-    from tools.integrations.trl.building import grpo_config
-    from tools.integrations.trl.trainer import keep_quiet
-
-    keep_quiet()
-    grpo_config(config, processes.count)
+        return main.watch(train)
 
 
 def prepare(config: TrlConfig, processes: Processes) -> Prepared:
@@ -103,23 +103,10 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"model {config.model} cannot be read: {_first_line(error)}", hint="give a folder, or a hub name"
+            f"model {config.model} cannot be read: {first_line(error)}", hint="give a folder, or a hub name"
         ) from error
-    plan = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
-    return Prepared(model, tokenizer, form, plan)
-
-
-def _trainer(config: TrlConfig, prepared: Prepared, processes: int, steps: SharedSteps) -> Any:
-    """TRL's trainer over the desk. Raises UsageError."""
-    from tools.integrations.trl.building import build_trainer
-
-    return build_trainer(config, prepared.model, prepared.tokenizer, _data_set(prepared), processes, steps)
-
-
-def _train(trainer: Any, config: TrlConfig, checkpoint: str | None) -> None:
-    """To the end of the run; every process takes part in saving what was trained."""
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(_trained(config)))
+    steps = curriculum(config.agent, open_mixed, _fits(tokenizer, form, config.trainer.prompt_tokens))
+    return Prepared(model, tokenizer, form, steps)
 
 
 def _trained(config: TrlConfig) -> Path:
@@ -134,12 +121,6 @@ def _model_folder(config: TrlConfig) -> str:
 
     gguf = model_file(name)
     return str(write_hf_folder(gguf, Path(config.out).expanduser() / folder_name(gguf)))
-
-
-def _data_set(prepared: Prepared) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_dict(columns(prepared.plan.items, prepared.prompt_form))
 
 
 def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
@@ -246,12 +227,7 @@ async def _open_desk(
     config: TrlConfig, prepared: Prepared, state: Any, sink: EventSink, clock: Clock, stack: AsyncExitStack
 ) -> Desk:
     """The desk over a real coordinator, made on the loop that it lives on."""
-    from edge.app import (
-        build_embedded,
-        build_registry,
-        coordinator_address,
-        egress_client,
-    )
+    from edge.app import agent_settings, build_embedded, build_registry, coordinator_address, egress_client, with_hint_cut
     from edge.cloud.client import OPERATORS_PRICE_KEYS, OWN_PRICE_KEYS, WatchedClient
     from edge.learning.step_reporter import StepReporter
 
@@ -264,18 +240,8 @@ async def _open_desk(
     plain = egress_client(agent, registry, coordinator_address(agent, state.folder), state, clock)
     stack.push_async_callback(plain.aclose)
     client = WatchedClient(plain, sink, clock, OPERATORS_PRICE_KEYS if embedded is None else OWN_PRICE_KEYS)
-    scorer = scorer_of(agent, client, clock, _rollout_settings(config, prepared, state.run_id, registry))
+    settings = with_hint_cut(agent_settings(agent, state.run_id), registry).rollout
+    scorer = scorer_of(agent, client, clock, replace(settings, prompt_form=prepared.prompt_form))
     reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
     phases = [phase.steps or 0 for phase in agent.phases]
-    return Desk(DeskRoles(state, reporter, scorer, sink, clock), prepared.plan.steps, phases)
-
-
-def _rollout_settings(config: TrlConfig, prepared: Prepared, run_id: str, registry: Any) -> RolloutSettings:
-    from edge.app import agent_settings, with_hint_cut
-
-    settings = with_hint_cut(agent_settings(config.agent, run_id), registry).rollout
-    return replace(settings, prompt_form=prepared.prompt_form)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return Desk(state, reporter, scorer, sink, clock, prepared.steps, phases)

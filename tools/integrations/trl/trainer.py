@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer as DA-GRPO wants it. Knows GRPOConfig's fields and which of them the algorithm fixes; knows nothing of coordinators.
+"""TRL's trainer: which fields of GRPOConfig a run sets, how TRL's loss becomes the paper's, and the trainer that is built of both.
 
 The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1,
 and
@@ -13,14 +13,19 @@ norm does, and is divided by it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.options import VLLM_DEFAULTS, require_free
+from tools.integrations.trl.desk import reader_of
+from tools.integrations.trl.options import VLLM_DEFAULTS, require_free, require_switches
+
+if TYPE_CHECKING:
+    from tools.integrations.trl.rewards import SharedSteps
 
 WAIT_S = 7200
 """How long processes wait for the main one where trainer.options.ddp_timeout says nothing: it asks the cloud and judges for all of them."""
@@ -35,19 +40,18 @@ def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
 
 
 def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
-    """The fields of GRPOConfig. Raises UsageError where rows, processes and groups do not fit together, and for refused options."""
-    fields, options = own_fields(config, processes), config.trainer.options
-    fixed = sorted(set(fields) & set(options))
-    if fixed:
-        raise UsageError(f"trainer.options: {fixed[0]} is set by the run itself", hint="leave it out")
-    longest = config.trainer.prompt_tokens + config.agent.learning.max_tokens
-    require_free(options, full=config.trainer.tuning == "full", tokens=longest)
-    return {**fields, **_beside(options)}
+    """The fields of GRPOConfig: a person's options over the defaults that are not TRL's own, and the run's.
 
-
-def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
-    """The fields that the run sets itself. Raises UsageError where rows, processes and groups do not fit together."""
-    return {**_algorithm(config), **_computing(config, processes), **_keeping(config)}
+    Weights that are trained stay float32: at the paper's learning rate an update is lost in bfloat16's rounding. Raises UsageError where
+    rows, processes and groups do not fit together, and for refused options.
+    """
+    options = config.trainer.options
+    require_free(
+        options, full=config.trainer.tuning == "full", tokens=config.trainer.prompt_tokens + config.agent.learning.max_tokens
+    )
+    weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
+    sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
+    return {**own_fields(config, processes), "ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
 
 
 def wait_s(config: TrlConfig) -> float:
@@ -57,17 +61,15 @@ def wait_s(config: TrlConfig) -> float:
     return float(given)
 
 
-def _beside(options: dict[str, Any]) -> dict[str, Any]:
-    """A person's options over the defaults that are not TRL's own. Weights that are trained stay float32: at the paper's learning rate
-    an update is lost in bfloat16's rounding."""
-    weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
-    sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
-    return {"ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
+def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
+    """The fields that the run sets itself. Raises UsageError where rows, processes and groups do not fit together."""
+    import torch
 
-
-def _algorithm(config: TrlConfig) -> dict[str, Any]:
     learning, trainer = config.agent.learning, config.trainer
+    # every ratio is 1, but with vLLM each token has its own weight, of which luspo by sequences would take the mean
+    by_sequence = trainer.loss_type == "luspo" and not trainer.options.get("use_vllm")
     return {
+        # the algorithm
         "num_generations": learning.group_size,
         "max_completion_length": learning.max_tokens,
         "temperature": 1.0,
@@ -80,7 +82,7 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "scale_rewards": "none",
         "multi_objective_aggregation": "sum_then_normalize",
         "loss_type": trainer.loss_type,
-        "importance_sampling_level": _ratio_level(config),
+        "importance_sampling_level": "sequence" if by_sequence else "token",
         "mask_truncated_completions": False,
         "reward_weights": [1.0, 0.0],
         "learning_rate": learning.learning_rate,
@@ -90,39 +92,15 @@ def _algorithm(config: TrlConfig) -> dict[str, Any]:
         "max_steps": config.steps,
         "seed": learning.seed,
         "shuffle_dataset": False,
-    }
-
-
-def _ratio_level(config: TrlConfig) -> str:
-    """Every ratio is 1, but with vLLM each token has its own weight, of which luspo by sequences would take the mean."""
-    by_sequence = config.trainer.loss_type == "luspo" and not config.trainer.options.get("use_vllm")
-    return "sequence" if by_sequence else "token"
-
-
-def _computing(config: TrlConfig, processes: int) -> dict[str, Any]:
-    trainer = config.trainer
-    bf16 = trainer.precision == "bfloat16"
-    return {
+        # how it is computed
         "per_device_train_batch_size": trainer.rows_per_pass,
         "gradient_accumulation_steps": passes(config, processes),
-        "bf16": bf16,
+        "bf16": trainer.precision == "bfloat16",
         "fp16": False,
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "remove_unused_columns": False,
-        "dataloader_pin_memory": _has_cuda(),
-    }
-
-
-def _has_cuda() -> bool:
-    """Whether there is anything to copy pinned memory to."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _keeping(config: TrlConfig) -> dict[str, Any]:
-    trainer = config.trainer
-    return {
+        "dataloader_pin_memory": torch.cuda.is_available(),  # else there is nothing to copy pinned memory to
+        # what is kept and told
         "output_dir": str(Path(config.out).expanduser() / "trl"),
         "save_strategy": "steps",
         "save_steps": trainer.checkpoint_every,
@@ -161,3 +139,71 @@ def keep_quiet() -> None:
     logger = logging.getLogger("trl.trainer.grpo_trainer")
     if not any(isinstance(known, NoTexts) for known in logger.filters):
         logger.addFilter(NoTexts())
+
+
+def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, processes: int, steps: SharedSteps) -> Any:
+    """A GRPOTrainer with both reward functions and the callback. Raises UsageError for options that TRL refuses, or cannot begin with."""
+    from transformers import PrinterCallback
+    from trl import GRPOTrainer
+
+    from tools.integrations.trl.rewards import DualCallback, GroupRewards
+
+    learning = config.agent.learning
+    rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
+    callback = DualCallback(steps, paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
+    keep_quiet()
+    try:
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=[rewards.task_reward, rewards.help_cost],
+            args=grpo_config(config, processes),
+            train_dataset=data_set,
+            processing_class=tokenizer,
+            callbacks=[callback],
+            peft_config=adapter_of(config),
+        )
+    except (ImportError, OSError, ValueError) as error:
+        raise UsageError(
+            f"TRL cannot begin: {first_line(error)}", hint="see model and trainer.options in the configuration"
+        ) from error
+    if trainer.aux_loss_enabled:
+        raise UsageError(
+            "the model adds a loss of its own for its experts, which the method does not have",
+            hint="set trainer.options.router_aux_loss_coef to 0",
+        )
+    rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
+    callback.move(trainer.reward_weights)
+    trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
+    return trainer
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def grpo_config(config: TrlConfig, processes: int) -> Any:
+    """TRL's arguments. Raises UsageError for options that the run or TRL refuses."""
+    from trl import GRPOConfig
+
+    fields, options = config_fields(config, processes), config.trainer.options
+    known = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    require_switches(options, known)
+    try:
+        return GRPOConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"trainer.options: TRL refuses them: {first_line(error)}", hint="see the fields of trl.GRPOConfig"
+        ) from error
+
+
+def adapter_of(config: TrlConfig) -> Any:
+    """The agent's adapter as peft has it; None where all weights are trained."""
+    from peft import LoraConfig
+
+    if config.trainer.tuning == "full":
+        return None
+    adapter = config.agent.adapter
+    return LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), lora_dropout=0.0, task_type="CAUSAL_LM"
+    )

@@ -124,33 +124,23 @@ def require_method(config: Any) -> None:
         value = at(config, need.key)
         if value not in need.values:
             raise ConfigError(f"{need.key} must be {shown(need.values[0])}, not {shown(value)}: {need.why}")
-    _require_group(config)
+    size = at(config, f"{ROLLOUT}.n")
+    if not isinstance(size, int) or size < 2:
+        raise ConfigError(f"{ROLLOUT}.n must be at least 2, not {size}: a group needs a baseline")
     for same in SAMES:
         value, other = at(config, same.key), at(config, same.other)
         if value != other:
             raise ConfigError(f"{same.key} must be {same.other} ({other}), not {shown(value)}: {same.why}")
-    _require_correction(config)
-    _require_room(config)
-
-
-def at(config: Any, dotted: str) -> Any:
-    """The value of a dotted key, None where there is none."""
-    value = config
-    for part in dotted.split("."):
-        value = value.get(part) if hasattr(value, "get") else None
-    return value
-
-
-def _require_group(config: Any) -> None:
-    size = at(config, f"{ROLLOUT}.n")
-    if not isinstance(size, int) or size < 2:
-        raise ConfigError(f"{ROLLOUT}.n must be at least 2, not {size}: a group needs a baseline")
+    if at(config, f"{CORRECTION}.rollout_is") is not None:
+        _require_correction(config)
+    most = at(config, f"{ROLLOUT}.max_model_len")
+    needed = int(at(config, "data.max_prompt_length")) + int(at(config, "data.max_response_length"))
+    if most is not None and most < needed:
+        raise ConfigError(f"{ROLLOUT}.max_model_len must be at least {needed} (prompt and response), not {most}: {_LIMIT}")
 
 
 def _require_correction(config: Any) -> None:
-    """With the correction on: weights capped, not zeroed beyond a bound, from log-probabilities that the sampler really gives."""
-    if at(config, f"{CORRECTION}.rollout_is") is None:
-        return
+    """Weights are capped, not zeroed beyond a bound, from log-probabilities that the sampler really gives."""
     cap = at(config, f"{CORRECTION}.rollout_is_threshold")
     if isinstance(cap, bool) or not isinstance(cap, int | float) or not cap > 0:
         raise ConfigError(
@@ -164,11 +154,9 @@ def _require_correction(config: Any) -> None:
         )
 
 
-def _require_room(config: Any) -> None:
-    most, needed = at(config, f"{ROLLOUT}.max_model_len"), _tokens(config)
-    if most is not None and most < needed:
-        raise ConfigError(f"{ROLLOUT}.max_model_len must be at least {needed} (prompt and response), not {most}: {_LIMIT}")
-
-
-def _tokens(config: Any) -> int:
-    return int(at(config, "data.max_prompt_length")) + int(at(config, "data.max_response_length"))
+def at(config: Any, dotted: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    value = config
+    for part in dotted.split("."):
+        value = value.get(part) if hasattr(value, "get") else None
+    return value

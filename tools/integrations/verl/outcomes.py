@@ -22,7 +22,7 @@ from edge.dagrpo.metrics import tally
 from edge.learning.rollout import Batch, ResponseOutcome, ScoredResponse
 from edge.rpc.client import StepUnits
 from tools.integrations.scoring import Scorer
-from tools.integrations.verl.advantages import row_advantages, usable_groups
+from tools.integrations.verl.estimator import row_advantages, usable_groups
 
 OUTSIDE_TRAINING = -1
 """The coordinator's number for calls that belong to no learning step: validation."""

@@ -1,30 +1,35 @@
-"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files.
+"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files. The rows of train.parquet
+are a training stream in the order in which the project's own loop would take it, as many as the run has steps x prompts; so verl must
+not shuffle them. Several sources are mixed as the TRL side's `a+b`: in proportion to their sizes, none more often than the first.
+test.parquet holds the first held-out items of every source. Both appear when both are whole; files that are there already are left
+alone without --force.
 
-Knows order, mixture and files; knows nothing of models. The rows of train.parquet are a training stream in the order in which the
-project's own loop would take it, as many as the run has steps x prompts; so verl must not shuffle them. Several sources are mixed as the
-TRL side's `a+b`: in proportion to their sizes, none more often than the first. test.parquet holds the first held-out items of every
-source. Both appear when both are whole; files that are there already are left alone without --force.
+verl reads `prompt` (messages), `data_source`, `reward_model` and `extra_info`; the item itself travels as JSON in `extra_info.item`, so
+that the reward workers judge by the same item that the project's own loop would. `extra_info.index` is the row's number in its file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import EdgeError, TaskFileError, UsageError
+from edge.core.files import replacing
 from edge.core.types import TaskItem
+from edge.dagrpo.prompts import prompt_messages
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
 from tools.integrations.sources import PLUS, MixedSource
-from tools.integrations.verl.rows import as_row
 
 _ROWS_PER_WRITE = 4096
+_HINT = "make the data with python -m tools.integrations.verl.prepare"
 MOST_TRAIN_ROWS = 10_000_000
 MOST_TEST_ROWS = 20_000
 """Of each source: they are held in memory, and a validation answers all of them."""
@@ -77,11 +82,33 @@ def prepare(
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with _drafts(files) as (train_draft, test_draft):
-            written = _write(train_draft, islice(mixed(names, sources, seed), train), train, prompt_form)
-            return written, _write(test_draft, iter(held_out), len(held_out), prompt_form)
+        with replacing(files[0]) as train_draft, replacing(files[1]) as test_draft:
+            written = _write(train_draft, "train", islice(mixed(names, sources, seed), train), train, prompt_form)
+            return written, _write(test_draft, "test", iter(held_out), len(held_out), prompt_form)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror})", hint="give a folder that you may write to") from error
+
+
+def as_row(item: TaskItem, index: int, prompt_form: str = "full") -> dict[str, Any]:
+    """A row for verl. `prompt_form` as in edge.dagrpo.prompts: "full" for any instruct model, "compact" for the bundled ones."""
+    return {
+        "data_source": item.family,
+        "prompt": [{"role": message.role, "content": message.content} for message in prompt_messages(item, prompt_form)],
+        "ability": item.task,
+        "reward_model": {"style": "rule", "ground_truth": item.answer},
+        "extra_info": {"index": index, "split": item.split, "item": json.dumps(asdict(item), ensure_ascii=False)},
+    }
+
+
+def item_of(extra_info: object) -> TaskItem:
+    """The item of a row's `extra_info`. Raises TaskFileError for a row that was not made by `as_row`."""
+    text = extra_info.get("item") if isinstance(extra_info, Mapping) else None
+    if not isinstance(text, str):
+        raise TaskFileError("a row of the data has no extra_info.item", hint=_HINT)
+    try:
+        return TaskItem.from_dict(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TaskFileError(f"extra_info.item of a row cannot be read ({error})", hint=_HINT) from error
 
 
 def mixed(names: Sequence[str], sources: Sequence[TaskSource], seed: int) -> Iterator[TaskItem]:
@@ -100,20 +127,7 @@ def _require_free(files: Sequence[Path]) -> None:
         raise UsageError(f"{there[0]} is there already", hint="give another --out, or --force to replace it")
 
 
-@contextmanager
-def _drafts(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """A draft beside each file; together they take the files' places at the end of the block, and after a failure they are gone."""
-    drafts = [file.with_name(f".{file.name}.draft") for file in files]
-    try:
-        yield drafts
-        for draft, file in zip(drafts, files, strict=True):
-            draft.replace(file)
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
-
-
-def _write(path: Path, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
+def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
     """Rows in portions; how many."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -125,7 +139,7 @@ def _write(path: Path, items: Iterator[TaskItem], expected: int, prompt_form: st
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-            _tell(f"{path.name.removeprefix('.').removesuffix('.draft')}: {written} of {expected} rows")
+            _tell(f"{split}: {written} of {expected} rows")
     return written
 
 

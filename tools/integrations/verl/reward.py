@@ -13,11 +13,10 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from edge.app.coordinator import build_client
 from edge.core.clock import SystemClock
-from edge.learning.rollout import ScoredResponse
 from edge.rpc.client import CoordinatorClient
 from tools.integrations.scoring import Scorer, scorer_of
 from tools.integrations.verl.outcomes import OUTSIDE_TRAINING, as_info, score_one
-from tools.integrations.verl.rows import item_of
+from tools.integrations.verl.prepare import item_of
 from tools.integrations.verl.settings import DagrpoSettings
 
 STEP_FIELD = "dagrpo_step"
@@ -41,18 +40,20 @@ class DagrpoRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """verl's answer for one response: `reward_score` is r, `reward_extra_info` the rest."""
-        row = data[-1:][0]
-        fields, settings = row.non_tensor_batch, self._settings
+        row, settings = data[-1:][0], self._settings
+        fields = row.non_tensor_batch
         text, cut = await asyncio.to_thread(self._text, row)
-        item = item_of(fields["extra_info"])
         step = int(fields[STEP_FIELD]) if STEP_FIELD in fields else None
-        scored = await self._score(item, text, cut, step, settings)
+        scored = await score_one(
+            self._open(),
+            item_of(fields["extra_info"]),
+            text,
+            cut=cut,
+            task=settings.task,
+            task_step=OUTSIDE_TRAINING if step is None else step,
+            ask_cloud=settings.validate_with_cloud if step is None else step != OFFLINE,
+        )
         return {"reward_score": scored.reward, "reward_extra_info": as_info(scored)}
-
-    async def _score(self, item: Any, text: str, cut: bool, step: int | None, settings: DagrpoSettings) -> ScoredResponse:
-        may_ask = settings.validate_with_cloud if step is None else step != OFFLINE
-        task_step = OUTSIDE_TRAINING if step is None else step
-        return await score_one(self._open(), item, text, cut=cut, task=settings.task, task_step=task_step, ask_cloud=may_ask)
 
     def _open(self) -> Scorer:
         """Made at first use, because the client belongs to the event loop that is running then."""

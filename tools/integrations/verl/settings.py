@@ -62,16 +62,11 @@ class DagrpoSettings:
         """From verl's whole configuration. Raises ConfigError with one line."""
         section = _section(config)
         return cls(
-            run_id=section.run_id,
-            task=section.task,
-            target_rate=section.target_rate,
             planned_prompts=int(config["data"]["train_batch_size"]),
             group_size=int(config["actor_rollout_ref"]["rollout"]["n"]),
             response_tokens=int(config["data"]["max_response_length"]),
             state_file=Path(str(config["trainer"]["default_local_dir"])) / STATE_FILE,
-            validate_with_cloud=section.validate_with_cloud,
-            agent=section.agent or {},
-            agent_file=section.agent_file,
+            **{**section.model_dump(), "agent": section.agent or {}},
         )
 
     def agent_config(self) -> AgentConfig:

@@ -1,5 +1,4 @@
-"""The driver's side of learning steps: open before the rollouts, report what was asked, close after the update. Knows the order and
-what must be on disk when; knows nothing of verl or tensors.
+"""The driver's side of learning steps: open before the rollouts, report what was asked, close after the update.
 
 The step protocol is StepReporter's. verl may make a step again after a restart, from an older checkpoint or because it died in it: a step
 that was open is opened again with the same number, λ and call keys, so nothing is paid twice; one whose report was written counts, and

@@ -1,10 +1,9 @@
-"""DA-GRPO's trainer for verl: the synchronous one, with a step at the coordinator around each of its steps. Knows verl's hooks; no
-mathematics.
+"""DA-GRPO's trainer for verl: the synchronous one, with a step at the coordinator around each of its steps.
 
-    on_step_begin        open the step: λ_t, τ, its number
-    _next_train_batch    prompts carry the number, so that the reward workers' calls belong to the step
-    _compute_advantage   costs from the rewards' outcomes, report on disk, Â = A^r - λ_t A^c by the estimator of the registry
-    on_step_end          close the step: the coordinator moves λ
+on_step_begin        open the step: λ_t, τ, its number
+_next_train_batch    prompts carry the number, so that the reward workers' calls belong to the step
+_compute_advantage   costs from the rewards' outcomes, report on disk, Â = A^r - λ_t A^c by the estimator of the registry
+on_step_end          close the step: the coordinator moves λ
 """
 
 from __future__ import annotations
