@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
 from coordinator.ledger.stores.buffered import Batch, BufferedTables
 from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.sqlite_tables import SqliteTables
 from coordinator.ledger.transitions import Ledger, Tables
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
@@ -94,7 +95,7 @@ def _write(file: SqliteTables, batch: Batch) -> None:
 def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> None:
     rng = random.Random(seed)
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
-        connection.executescript(SCHEMA)
+        upgrade_sqlite(connection, 0)
         file, plain = SqliteTables(connection), MemoryTables()
         buffered = BufferedTables(file)
         ours, theirs = Ledger(buffered, 1), Ledger(plain, 1)
@@ -170,7 +171,7 @@ async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_
 )
 def test_a_question_reads_only_the_rows_that_it_is_about(question: Callable[[SqliteTables], Any], columns: str) -> None:
     connection = sqlite3.connect(":memory:")
-    connection.executescript(SCHEMA)
+    upgrade_sqlite(connection, 0)
     asked: list[str] = []
     connection.set_trace_callback(asked.append)
     list(question(SqliteTables(connection)))

@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.sqlite_tables import SqliteTables
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, read_export, verify, verify_file
@@ -127,7 +128,7 @@ def forger(path: Path) -> Iterator[Forger]:
 def columns() -> list[tuple[str, str]]:
     """Every column of every table whose rows the journal proves."""
     scratch = sqlite3.connect(":memory:")
-    scratch.executescript(SCHEMA)
+    upgrade_sqlite(scratch, 0)
     tables = ("budget", "call", "attempt", "step", "task_state", "price", "price_member", "journal")
     found = [(table, row[1]) for table in tables for row in scratch.execute(f"PRAGMA table_info({table})")]
     found.append(("device", "disabled"))

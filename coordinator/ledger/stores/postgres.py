@@ -19,7 +19,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
-from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, revision_of
+from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, postgres_version
 from coordinator.ledger.stores.postgres_reach import NOTHING, Kind, Reach, Want, reach_of
 from coordinator.ledger.stores.postgres_tables import (
     CHANNEL,
@@ -167,7 +167,7 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _start(self, now: float) -> None:
         connection = await self._connected()
-        await _require_schema(connection, self._connect)
+        await _require_schema(connection)
         self._epoch = await connection.fetchval(_JOIN, self._settings.name, self._settings.replica_lease_s)
         ready = asyncio.Event()
         self._tasks = [
@@ -386,12 +386,12 @@ async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] 
     )
 
 
-async def _require_schema(connection: asyncpg.Connection[Any], connect_again: Callable[[], Any]) -> None:
+async def _require_schema(connection: asyncpg.Connection[Any]) -> None:
     """Make or upgrade the tables. Raises StateError when a newer program made them, or someone else."""
-    known = await schema_version(connection)
-    if known is not None and known > LEDGER.version:
+    known = await postgres_version(connection)
+    if known is not None and known > len(LEDGER):
         raise StateError(
-            f"the ledger in PostgreSQL is of version {known}, newer than {LEDGER.version}, the newest this program knows",
+            f"the ledger in PostgreSQL is of version {known}, newer than {len(LEDGER)}, the newest this program knows",
             hint="update this program",
         )
     if known is None and await connection.fetchval(
@@ -400,21 +400,9 @@ async def _require_schema(connection: asyncpg.Connection[Any], connect_again: Ca
         raise StateError(
             "the PostgreSQL database holds tables that are not a ledger's", hint="give the ledger a database of its own"
         )
-    if known != LEDGER.version:
-        await migrate_postgres(connect_again)
-        log.info("the ledger's schema is now of version %d", LEDGER.version)
-
-
-async def schema_version(connection: asyncpg.Connection[Any]) -> int | None:
-    """The version of the tables; None for a database without a ledger. Raises StateError."""
-    if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
-        return None
-    found = await connection.fetchval("SELECT version_num FROM alembic_version")
-    if found is None or not str(found).isdigit() or revision_of(int(found)) != found:
-        raise StateError(
-            f"the PostgreSQL database is not a ledger (revision {found})", hint="give the ledger a database of its own"
-        )
-    return int(found)
+    if known != len(LEDGER):
+        await migrate_postgres(connection)
+        log.info("the ledger's schema is now of version %d", len(LEDGER))
 
 
 def _pair(payload: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores import postgres
-from coordinator.ledger.stores.migrations import LEDGER
+from coordinator.ledger.stores.migrations import LEDGER, postgres_version
 from coordinator.ledger.stores.postgres_tables import attempt_of, told
 from coordinator.ledger.stores.rows import budget_of, call_of, device_of, price_of, set_limits_of, step_of, task_of
 from edge.core.errors import StateError
@@ -53,11 +53,11 @@ async def _opened(dsn: str) -> asyncpg.Connection[Any]:
     settings = postgres.PostgresSettings(name="edge-coordinator ledger", statement_timeout_s=600.0)
     connection = await postgres.connect(dsn, settings)
     try:
-        version = await postgres.schema_version(connection)
+        version = await postgres_version(connection)
         if version is None:
             raise StateError("there is no ledger in this PostgreSQL database")
-        if version != LEDGER.version:
-            raise StateError(f"the ledger in PostgreSQL is not of version {LEDGER.version} (found {version})")
+        if version != len(LEDGER):
+            raise StateError(f"the ledger in PostgreSQL is not of version {len(LEDGER)} (found {version})")
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     except BaseException:
         connection.terminate()

@@ -24,8 +24,8 @@ from urllib.parse import quote
 from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
 from coordinator.ledger.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
-from coordinator.ledger.stores.migrations import LEDGER, History, migrate_sqlite_file, migrated_copy
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.migrations import LEDGER, Schema, migrate_sqlite_file, migrated_copy, upgrade_sqlite
+from coordinator.ledger.stores.sqlite_tables import SqliteTables
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
 from edge.core.errors import StateError
 
@@ -46,7 +46,7 @@ class SqliteSettings:
     busy_timeout_s: float = 2.0
     commits: CommitSettings = field(default_factory=CommitSettings)
     checkpoint_pages: int = 8000
-    schema: History = LEDGER
+    schema: Schema = LEDGER
 
 
 class SqliteLedgerStore(GroupCommitStore):
@@ -331,16 +331,14 @@ def _prepare_file(path: Path, settings: SqliteSettings) -> None:
     schema = settings.schema
     with contextlib.closing(_connect(path, settings)) as connection:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
-            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {LEDGER.version}; COMMIT;")
+            upgrade_sqlite(connection, 0, schema)
         found = _version(connection)
-        older = found < schema.version and _is_ledger(connection)
+        older = found < len(schema) and _is_ledger(connection)
         _check_integrity(connection, path) if older else _require_version(connection, path, schema)
     if not older:
         return
     backup = migrate_sqlite_file(path, found, schema)
-    log.warning(
-        "ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, schema.version, backup
-    )
+    log.warning("ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, len(schema), backup)
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -352,22 +350,22 @@ def _is_ledger(connection: sqlite3.Connection) -> bool:
     return _version(connection) >= 1 and bool(connection.execute(named).fetchone()[0] == 4)
 
 
-def _require_version(connection: sqlite3.Connection, path: Path, schema: History = LEDGER) -> None:
+def _require_version(connection: sqlite3.Connection, path: Path, schema: Schema = LEDGER) -> None:
     found = _version(connection)
-    if found == schema.version:
+    if found == len(schema):
         return
-    if found < schema.version or not _is_ledger(connection):
+    if found < len(schema) or not _is_ledger(connection):
         raise StateError(
-            f"{path} is not a ledger of version 1 to {schema.version} (found {found})", hint="choose another ledger file"
+            f"{path} is not a ledger of version 1 to {len(schema)} (found {found})", hint="choose another ledger file"
         )
-    known = f"newer than {schema.version}, the newest this program knows"
+    known = f"newer than {len(schema)}, the newest this program knows"
     raise StateError(f"ledger {path} is of version {found}, {known}", hint="update this program or choose another ledger file")
 
 
 def _as_read_now(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     """The connection itself, or for a ledger of an older version a copy in memory that was brought up to date; the file stays as it is."""
     found = _version(connection)
-    if found >= LEDGER.version or not _is_ledger(connection):
+    if found >= len(LEDGER) or not _is_ledger(connection):
         _require_version(connection, path)
         return connection
     copy = migrated_copy(connection, found)
