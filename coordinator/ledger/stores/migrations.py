@@ -239,16 +239,20 @@ async def postgres_version(connection: asyncpg.Connection[Any]) -> int | None:
 async def migrate_postgres(connection: asyncpg.Connection[Any], schema: Schema = LEDGER) -> None:
     """Make or upgrade the tables of a PostgreSQL database in one transaction; one process at a time. Whatever the driver raises goes
     through."""
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(hashtext('edge-coordinator schema'))")
-        found = await postgres_version(connection) or 0
-        if found == len(schema):
-            return
-        for version in schema[found:]:
-            script = version.both
-            for word, in_postgres in _IN_POSTGRES:
-                script = re.sub(word, in_postgres, script)
-            await connection.execute(script + version.postgres)
-        await connection.execute("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
-        await connection.execute("DELETE FROM alembic_version")
-        await connection.execute(f"INSERT INTO alembic_version VALUES ('{len(schema):04d}')")  # noqa: S608 - a number
+    # Locked before the transaction begins: only its beginning makes the session see the tables that another one made meanwhile.
+    await connection.execute("SELECT pg_advisory_lock(hashtext('edge-coordinator schema'))")
+    try:
+        async with connection.transaction():
+            found = await postgres_version(connection) or 0
+            if found >= len(schema):
+                return
+            for version in schema[found:]:
+                script = version.both
+                for word, in_postgres in _IN_POSTGRES:
+                    script = re.sub(word, in_postgres, script)
+                await connection.execute(script + version.postgres)
+            await connection.execute("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
+            await connection.execute("DELETE FROM alembic_version")
+            await connection.execute(f"INSERT INTO alembic_version VALUES ('{len(schema):04d}')")  # noqa: S608 - a number
+    finally:
+        await connection.execute("SELECT pg_advisory_unlock(hashtext('edge-coordinator schema'))")
