@@ -210,7 +210,7 @@ async def test_the_ledger_verifies_while_it_is_in_use_and_damage_is_told(tmp_pat
         row = next(row for row in await store.list_budgets() if row.key == "fleet")
 
         def damage(ledger) -> None:
-            ledger.tables.put_budget(type(row)(row.key, row.asked, row.limits))
+            ledger.tables.budgets.put(type(row)(row.key, row.asked, row.limits))
 
         await store.transact(damage)
         bad = await admin.VerifyLedger(admin_pb2.VerifyLedgerRequest())

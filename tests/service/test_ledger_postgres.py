@@ -21,10 +21,9 @@ from msgspec import structs
 from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
 from coordinator.ledger.stores.migrations import LEDGER
 from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
-from coordinator.ledger.stores.postgres_reach import Kind
 from coordinator.ledger.stores.postgres_rows import open_read_only
-from coordinator.ledger.stores.postgres_tables import COLUMNS
 from coordinator.ledger.stores.trouble import STEADY_WRITES
+from coordinator.ledger.tables import JOURNAL, TABLES, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, StateError
@@ -198,16 +197,16 @@ async def test_what_is_read_in_two_goes_is_of_one_moment(dsn: str, store: Postgr
     others: list[threading.Thread] = []
 
     def look(ledger: Ledger) -> tuple[int, int]:
-        task = ledger.tables.task("d1", "math")
+        task = ledger.tables.tasks.get("d1", "math")
         if not others:
             others.append(threading.Thread(target=lambda: asyncio.run(_reserve_elsewhere(dsn))))
             others[0].start()
             others[0].join()
-        budget = ledger.tables.budget(FLEET)
+        budget = ledger.tables.budgets.get(FLEET)
         assert task is not None and budget is not None
         return task.version, budget.reserved.calls
 
-    assert await store.transact(look, frozenset({(Kind.TASK, "d1", "math")})) == (2, 2)
+    assert await store.transact(look, frozenset({(TASK, "d1", "math")})) == (2, 2)
 
 
 async def _reserve_elsewhere(dsn: str) -> None:
@@ -238,7 +237,7 @@ async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: Po
     over = BudgetRow(FLEET, Limits(calls=1), Limits(calls=1), Amount(), Amount(2, 0, 0))
     asked = [
         store.reserve(reserve_request("k1")),
-        store.transact(lambda ledger: ledger.tables.put_budget(structs.replace(over, key="bad"))),
+        store.transact(lambda ledger: ledger.tables.budgets.put(structs.replace(over, key="bad"))),
         store.reserve(reserve_request("k2")),
     ]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
@@ -264,7 +263,7 @@ async def test_a_row_that_the_database_cannot_hold_fails_its_own_operation(store
     huge = BudgetRow("huge", Limits(), Limits(), Amount(), Amount(2**63, 0, 0))
     asked = [
         store.reserve(reserve_request("k1")),
-        store.transact(lambda ledger: ledger.tables.put_budget(huge)),
+        store.transact(lambda ledger: ledger.tables.budgets.put(huge)),
         store.reserve(reserve_request("k2")),
     ]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
@@ -417,11 +416,11 @@ async def test_an_empty_database_is_made_a_ledger_by_replicas_that_start_at_once
 
 async def test_the_columns_written_are_the_columns_of_the_tables(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
-    for table, names in COLUMNS.items():
+    for table in (*TABLES, JOURNAL):
         found = await connection.fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_name = $1 ORDER BY ordinal_position", table
+            "SELECT column_name FROM information_schema.columns WHERE table_name = $1 ORDER BY ordinal_position", table.name
         )
-        assert tuple(row[0] for row in found) == names
+        assert {row[0] for row in found} == set(table.columns)
     await connection.close()
 
 

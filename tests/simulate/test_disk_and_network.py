@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.ledger.accounts import Reserved
 from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.tables import CALL
 from edge.core.errors import CoordinatorUnavailable
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.clock import EPOCH, VirtualClock
@@ -45,7 +46,7 @@ def test_a_crash_takes_back_what_was_not_synced_and_only_that() -> None:
         disk.crash()
 
     _run(loop, main())
-    assert list(disk.tables.calls) == [("d1", "kept")]
+    assert list(disk.tables.rows[CALL]) == [("d1", "kept")]
     assert len(disk.durable_at) == len(disk.tables.journal)
 
 
@@ -84,7 +85,7 @@ def test_a_full_disk_changes_nothing_and_an_unsure_one_changes_all() -> None:
             with pytest.raises(CoordinatorUnavailable, match="cannot be written") as caught:
                 await store.reserve(reserve_request(condition))
             assert caught.value.reason == "LEDGER_UNAVAILABLE"
-            assert (("d1", condition) in disk.tables.calls) is stays
+            assert (("d1", condition) in disk.tables.rows[CALL]) is stays
         disk.condition = "full"
         with pytest.raises(DiskError):
             await DiskStore.open(disk, NOW)

@@ -20,6 +20,7 @@ from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.tables import ATTEMPT
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import CoordinatorError
@@ -145,7 +146,7 @@ async def test_whatever_upstreams_do_the_ledger_is_whole_and_never_below_the_bil
     await _ask_all(store, providers, calls=120)
     assert verify(store.tables).ok
     entries = {entry.billing_key: entry for provider in providers for entry in provider.log}
-    attempts = {attempt.billing_key: attempt for attempt in store.tables.all_attempts()}
+    attempts = {attempt.billing_key: attempt for attempt in store.tables.all(ATTEMPT)}
     assert sum(len(provider.log) for provider in providers) == len(entries)
     assert set(entries) <= set(attempts)
     for key, attempt in attempts.items():

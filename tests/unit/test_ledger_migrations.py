@@ -10,6 +10,7 @@ import pytest
 from coordinator.ledger.accounts import InProgress
 from coordinator.ledger.stores.migrations import LEDGER, Version, migrate_sqlite_file
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import StateError
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
@@ -122,6 +123,6 @@ async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp
     await store.aclose()
     assert settled.call.beyond_text == '{"tool_calls":[]}'
     with open_read_only(old) as rows:
-        told = {call.key: call.beyond_text for call in rows.all_calls()}
+        told = {call.key: call.beyond_text for call in rows.all(CALL)}
     assert told.pop("late") and set(told.values()) == {""}
     assert verify_file(old).ok

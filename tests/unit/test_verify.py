@@ -21,8 +21,9 @@ from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, en
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_tables import SqliteTables
+from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.tables import PRICE, STEP, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, read_export, verify, verify_file
 from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
@@ -111,7 +112,7 @@ class Forger:
         """Run a change; verification must see it."""
         self.connection.execute("SAVEPOINT forgery")
         assert self.connection.execute(statement, values).rowcount > 0
-        report = verify(SqliteTables(self.connection))
+        report = verify(SqliteRows(self.connection))
         assert not report.ok, (statement, values)
         assert report.lines()[-1].startswith("DIFFERS")
         self.connection.execute("ROLLBACK TO forgery")
@@ -120,7 +121,7 @@ class Forger:
 @pytest.fixture
 def forger(path: Path) -> Iterator[Forger]:
     forger = Forger(path)
-    assert verify(SqliteTables(forger.connection)).ok
+    assert verify(SqliteRows(forger.connection)).ok
     yield forger
     forger.connection.close()
 
@@ -354,16 +355,14 @@ async def test_what_a_price_holds_of_the_last_reports_is_proved(memory: MemoryLe
         await memory.close_step(close_request(device="d9", task=f"of {price}"))
     assert verify(tables).ok
     task, step = ("d9", "of "), ("d9", "of ", 0)
-    tables.tasks[task] = replace(mine := tables.tasks[task], recent=(0.5,))
-    assert len(verify(tables).differences) == 1
-    tables.tasks[task] = mine
-    tables.prices["global[device:d9]"] = replace(shared := tables.prices["global[device:d9]"], recent=())
-    assert len(verify(tables).differences) == 1
-    tables.prices["global[device:d9]"] = shared
-    for forged in ({"dual_proportional": 0.0}, {"dual_window": 1}, {"dual_ceiling": 1.0}):
-        tables.steps[step] = replace(kept := tables.steps[step], **forged)
+    for table, key, changed in ((TASK, task, (0.5,)), (PRICE, ("global[device:d9]",), ())):
+        tables.rows[table][key] = replace(kept := tables.rows[table][key], recent=changed)
         assert len(verify(tables).differences) == 1
-        tables.steps[step] = kept
+        tables.rows[table][key] = kept
+    for forged in ({"dual_proportional": 0.0}, {"dual_window": 1}, {"dual_ceiling": 1.0}):
+        tables.rows[STEP][step] = replace(kept := tables.rows[STEP][step], **forged)
+        assert len(verify(tables).differences) == 1
+        tables.rows[STEP][step] = kept
     assert verify(tables).ok
 
 
@@ -435,7 +434,7 @@ async def test_an_unknown_kind_of_entry_is_found(memory: MemoryLedgerStore) -> N
 async def test_a_second_dual_update_of_one_step_is_found(memory: MemoryLedgerStore) -> None:
     journal = memory.tables.journal
     closing = next(entry for entry in journal if entry.kind == "close_step")
-    version = memory.tables.tasks["d1", "math"].version + 1
+    version = memory.tables.rows[TASK]["d1", "math"].version + 1
     data = {**closing.data(), "version": version}
     journal.append(next_entry(journal[-1].seq, journal[-1].hash, closing.at_ms, "close_step", data))
     assert any("closed before" in line for line in verify(memory.tables).differences)

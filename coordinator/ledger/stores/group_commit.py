@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowsFile, call_keys
+from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.stores.trouble import Writability, not_written
@@ -31,6 +31,14 @@ class RowsRefused(Exception):
 
 class ReadFailed(Exception):
     """The file cannot be read."""
+
+
+class RowsFile(RowSource, Protocol):
+    """The rows of the last commit, with what tells which calls are among them."""
+
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        ...
 
 
 class LedgerDisk(Protocol):
@@ -154,7 +162,7 @@ class GroupCommitStore(LedgerStore):
         """The transitions and their rows, loaded anew after a failure. Raises ReadFailed."""
         if self._tables is None or self._ledger is None:
             rows = self._disk.rows()
-            self._call_keys = self._call_keys or call_keys(rows)
+            self._call_keys = self._call_keys or _call_keys(rows)
             self._tables = BufferedTables(rows, self._call_keys)
             self._ledger = Ledger(self._tables, self._epoch)
         return self._ledger, self._tables
@@ -259,3 +267,10 @@ class GroupCommitStore(LedgerStore):
         if self._gathering and self._batch is None and not self._flush_comes:
             self._flush_soon()
         self._settled.set()
+
+
+def _call_keys(rows: RowsFile) -> CallKeys:
+    keys = CallKeys()
+    for about in rows.call_keys():
+        keys.add_call(*about)
+    return keys

@@ -18,19 +18,23 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
 from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, postgres_version
-from coordinator.ledger.stores.postgres_reach import NOTHING, Kind, Reach, Want, reach_of
-from coordinator.ledger.stores.postgres_tables import (
+from coordinator.ledger.stores.postgres_statements import (
     CHANNEL,
+    NOTHING,
     Fetched,
     Missing,
-    PostgresTables,
+    Reach,
+    Want,
+    reach_of,
     read_statement,
     write_statement,
 )
 from coordinator.ledger.stores.store import LedgerStore, Operation
 from coordinator.ledger.stores.trouble import Writability, not_written
+from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
 
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
-_ORPHANS: Reach = frozenset({(Kind.ORPHANED,)})
 _BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALUE
   VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
   ON CONFLICT (epoch) DO UPDATE SET lease_until = excluded.lease_until"""
@@ -78,7 +81,7 @@ class _Job:
     value: Any = None
     error: Exception | None = None
 
-    def run(self, ledger: Ledger, tables: PostgresTables) -> None:
+    def run(self, ledger: Ledger, tables: BufferedTables) -> None:
         """Run it; its refusal undoes only itself. Raises Missing."""
         self.value = self.error = None
         try:
@@ -175,7 +178,7 @@ class PostgresLedgerStore(LedgerStore):
             asyncio.create_task(self._live(), name="ledger-heartbeat"),
             asyncio.create_task(self._listen(ready), name="ledger-listener"),
         ]
-        await self.transact(lambda ledger: ledger.recover(now), _ORPHANS)
+        await self.transact(lambda ledger: ledger.recover(now), frozenset({(ORPHANED_ATTEMPTS, self._epoch)}))
         await ready.wait()
 
     async def _leave(self) -> None:
@@ -261,7 +264,7 @@ class PostgresLedgerStore(LedgerStore):
         fetched, wants = Fetched(), frozenset[Want]().union(*(job.reach for job in jobs))
         while True:
             await self._fetch(connection, wants, fetched)
-            tables = PostgresTables(fetched)
+            tables = BufferedTables(fetched)
             ledger = Ledger(tables, self._epoch)
             try:
                 for job in jobs:
@@ -273,20 +276,21 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _fetch(self, connection: asyncpg.Connection[Any], wants: Reach, fetched: Fetched) -> None:
         first = not fetched.known
-        statement, tables = read_statement(wants, self._epoch)
-        seq, head_hash, *record = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
+        statement, asked = read_statement(wants)
+        seq, head_hash, *answers = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if first:
             fetched.head = (seq, head_hash)
         elif fetched.head != (seq, head_hash):
             raise HeadMoved
-        fetched.add(wants, record, tables)
+        fetched.add(wants, asked, answers)
 
-    async def _write(self, connection: asyncpg.Connection[Any], tables: PostgresTables, head: tuple[int, str]) -> None:
+    async def _write(self, connection: asyncpg.Connection[Any], tables: BufferedTables, head: tuple[int, str]) -> None:
         self._written = None
-        statement = write_statement(tables, head)
+        batch = tables.take()
+        statement = write_statement(batch, head)
         if statement is None:
             return
-        if tables.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
+        if batch.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
             self._written = tables.journal_head()
         moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if not moved:

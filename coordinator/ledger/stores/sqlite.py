@@ -25,7 +25,7 @@ from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
 from coordinator.ledger.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
 from coordinator.ledger.stores.migrations import LEDGER, Schema, migrate_sqlite_file, migrated_copy, upgrade_sqlite
-from coordinator.ledger.stores.sqlite_tables import SqliteTables
+from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
 from edge.core.errors import StateError
 
@@ -107,14 +107,14 @@ class SqliteDisk:
         self._thread.start()
         return await self._in_thread(self._open)
 
-    def rows(self) -> SqliteTables:
+    def rows(self) -> SqliteRows:
         """The rows of the last commit, over a fresh connection. Raises ReadFailed."""
         self._stop_reading()
         try:
             self._reading = sqlite3.connect(
                 f"file:{quote(str(self.path))}?mode=ro", timeout=self._settings.busy_timeout_s, uri=True, isolation_level=None
             )
-            return SqliteTables(self._reading, failed=_read_failed)
+            return SqliteRows(self._reading, failed=_read_failed)
         except sqlite3.Error as error:
             raise _read_failed(error) from error
 
@@ -169,7 +169,7 @@ class SqliteDisk:
         _prepare_file(self.path, self._settings)
         self._writing = connection = _connect(self.path, self._settings)
         self._inode = self.path.stat().st_ino
-        file = SqliteTables(connection)
+        file = SqliteRows(connection)
         if file.meta("epoch") and not file.meta("stopped_cleanly"):
             _check_integrity(connection, self.path)
             if not has_wal:
@@ -196,7 +196,7 @@ class SqliteDisk:
             raise OSError(f"{self.path} was replaced")
         if self._writing is None:
             self._writing = _connect(self.path, self._settings)
-        file = SqliteTables(self._writing)
+        file = SqliteRows(self._writing)
         self._writing.execute("BEGIN IMMEDIATE")
         for table, rows in batch.rows.items():
             file.put_all(table, rows)
@@ -260,7 +260,7 @@ def _make_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
+def open_read_only(path: StorePath) -> Iterator[SqliteRows]:
     """The rows as of now, for reading, also while a coordinator writes. Raises StateError when there is no such ledger."""
     file = Path(path)
     if not file.is_file():
@@ -270,7 +270,7 @@ def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
         connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, isolation_level=None)
         connection = _as_read_now(connection, file)
         connection.execute("BEGIN")
-        yield SqliteTables(connection)
+        yield SqliteRows(connection)
     except sqlite3.Error as error:
         raise cannot_open_file(file, error, reading=True) from error
     finally:
@@ -383,7 +383,7 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _tell_of_a_copy(file: SqliteTables, path: Path) -> None:
+def _tell_of_a_copy(file: SqliteRows, path: Path) -> None:
     """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
     seq, _ = file.journal_head()
     last = max((entry.at_ms for entry in file.journal_after(seq - 1)), default=0)

@@ -94,9 +94,10 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_doubt(ledger: Path) -> int:
     from coordinator.ledger.stores.sqlite import open_read_only
+    from coordinator.ledger.tables import ATTEMPT
 
     with open_read_only(ledger) as rows:
-        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all_attempts())
+        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all(ATTEMPT))
 
 
 if __name__ == "__main__":

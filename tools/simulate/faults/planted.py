@@ -129,14 +129,14 @@ def planted(name: str) -> Iterator[None]:
 def _no_limit(patch: Patch) -> None:
     def hold(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
         row = _budget(self, key)
-        self.put_budget(replace(row, reserved=row.reserved.plus(amount)))
+        self.budgets.put(replace(row, reserved=row.reserved.plus(amount)))
         return True
 
     patch.replace(BufferedTables, "hold", hold)
 
 
 def _budget(tables: BufferedTables, key: str) -> BudgetRow:
-    row = tables.budget(key)
+    row = tables.budgets.get(key)
     assert row is not None
     return row
 
@@ -146,7 +146,7 @@ def _double_count(patch: Patch) -> None:
     def resolve(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         row = _budget(self, key)
         committed = row.committed.plus(charge).plus(charge)
-        self.put_budget(replace(row, reserved=row.reserved.minus(hold), committed=committed))
+        self.budgets.put(replace(row, reserved=row.reserved.minus(hold), committed=committed))
 
     patch.replace(BufferedTables, "resolve", resolve)
 
@@ -197,7 +197,7 @@ def _dual_on_retry(patch: Patch) -> None:
 
 
 def _open_row(self: Ledger, request: Any) -> Any:
-    row = self.tables.step(request.device, request.task, request.step)
+    row = self.tables.steps.get(request.device, request.task, request.step)
     if row is None:
         raise ledger._mismatch(request.task, request.step, self._next_step(request.device, request.task))
     return row
