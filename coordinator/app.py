@@ -302,7 +302,7 @@ class Coordinator:
         from coordinator.service.device_api import ApiTerms, DeviceApi
         from coordinator.service.reload import Changeable
         from coordinator.service.security import Security
-        from coordinator.service.server import LASTING, CoordinatorServer
+        from coordinator.service.server import CoordinatorServer
         from coordinator.service.telemetry import Sources, Telemetry
 
         config, service = self.config, self.config.service
@@ -347,7 +347,7 @@ class Coordinator:
         admin = self._admin_side(admin_api, security)
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
-        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, (telemetry.wrapping(LASTING),))
+        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
         addresses = await server.start()
         self._server = server
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
