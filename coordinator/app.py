@@ -24,7 +24,7 @@ from edge.core.plugins import Registry
 
 if TYPE_CHECKING:
     from coordinator.calls.prices import Tariff
-    from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
+    from coordinator.calls.upstreams import Upstream, UpstreamTable
     from coordinator.control.devices import Fleet
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
@@ -143,7 +143,7 @@ def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
     """The upstreams by name. Raises ConfigError."""
     from coordinator.calls.admission import Gate
-    from coordinator.calls.breaker import Breaker, BreakerTerms
+    from coordinator.calls.breaker import Breaker
     from coordinator.calls.upstreams import Upstream
 
     def build(alias: str, upstream: UpstreamConfig) -> Upstream:
@@ -155,7 +155,7 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
             gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
             deadline_s=upstream.deadline_s,
             max_output_tokens=upstream.max_output_tokens,
-            breaker=Breaker(BreakerTerms(**upstream.breaker.model_dump())),
+            breaker=Breaker(upstream.breaker),
         )
 
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
@@ -163,12 +163,10 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.calls.prices import DatedPrice, DatedPrices, Price, published_prices
+    from coordinator.calls.prices import DatedPrices, Price, published_prices
 
     if upstream.prices:
-        return DatedPrices.of(
-            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
-        )
+        return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
     return published_prices().find(_host_of(upstream), upstream.model)
@@ -187,13 +185,6 @@ def _host_of(upstream: UpstreamConfig) -> str:
 
     default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
     return urlsplit(upstream.base_url or default).hostname or ""
-
-
-def build_routes(config: CoordinatorConfig) -> dict[str, tuple[Leg, ...]]:
-    """The upstreams of each alias that has several."""
-    from coordinator.calls.upstreams import Leg
-
-    return {alias: tuple(Leg(leg.upstream, leg.weight, leg.order) for leg in legs) for alias, legs in config.aliases.items()}
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
@@ -291,7 +282,7 @@ class Coordinator:
 
     async def _start(self) -> Serving:
         from coordinator.calls.admission import Turnstile
-        from coordinator.calls.broker import Broker, BrokerTerms
+        from coordinator.calls.broker import Broker
         from coordinator.calls.rates import RateLimiter
         from coordinator.calls.upstreams import UpstreamTable
         from coordinator.control.devices import Fleet
@@ -299,7 +290,7 @@ class Coordinator:
         from coordinator.control.upkeep import Upkeep
         from coordinator.ledger.budgets import BudgetBook
         from coordinator.service.budget_watch import BudgetNotifier, notify_changes
-        from coordinator.service.device_api import ApiTerms, DeviceApi
+        from coordinator.service.device_api import DeviceApi
         from coordinator.service.reload import Changeable
         from coordinator.service.security import Security
         from coordinator.service.server import CoordinatorServer
@@ -320,15 +311,14 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, notifying)
         await fleet.refresh()
         upstreams = telemetry.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
-        table = UpstreamTable(upstreams, build_routes(config))
+        table = UpstreamTable(upstreams, config.aliases)
         self._resources.push_async_callback(table.aclose)
         await table.start()
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(await store.list_set_limits())
         controller = StepController(store, config.effective_tasks, self._clock)
-        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
-        self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
+        self._broker = Broker(store, table, controller, book, self._clock, service, limiter)
         api = DeviceApi(
             self._broker,
             controller,
@@ -336,7 +326,7 @@ class Coordinator:
             _service_limits(config),
             notifier=notifier,
             requests=Turnstile("requests run", service.max_rpcs),
-            terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
+            service=service,
             items=telemetry.items,
         )
         upkeep = Upkeep(store, book, config, self._clock, fleet)

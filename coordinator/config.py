@@ -60,6 +60,19 @@ class PriceConfig(Section):
     out_uusd_per_mtok: Count = Field(description="Price of a million output tokens, in micro-USD.")
 
 
+def check_days(prices: tuple[PriceConfig, ...]) -> tuple[PriceConfig, ...]:
+    """These prices. Raises ValueError where their days contradict each other."""
+    days = [price.from_day for price in prices]
+    if len(set(days)) < len(days):
+        raise ValueError("has two prices from the same day")
+    for price in prices:
+        if price.until_day is not None and price.until_day < price.from_day:
+            raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
+        if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
+            raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
+    return prices
+
+
 class BreakerConfig(Section):
     """When an upstream is left alone.
 
@@ -160,14 +173,7 @@ class UpstreamConfig(Section):
             raise ValueError("has prices and price_in_uusd_per_mtok or price_out_uusd_per_mtok; give one of them")
         if self.provider != "bundled" and (self.price_in_uusd_per_mtok is None) != (self.price_out_uusd_per_mtok is None):
             raise ValueError("has one of price_in_uusd_per_mtok and price_out_uusd_per_mtok; give both")
-        days = [price.from_day for price in self.prices]
-        if len(set(days)) < len(days):
-            raise ValueError("has two prices from the same day")
-        for price in self.prices:
-            if price.until_day is not None and price.until_day < price.from_day:
-                raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
-            if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
-                raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
+        check_days(self.prices)
         return self
 
     @model_validator(mode="after")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from coordinator.config import AuthConfig, CoordinatorConfig, ServiceConfig
-from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.config import CoordinatorConfig, ServiceConfig
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Security:
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), config.auth, clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
         if config.tls:
@@ -75,11 +75,6 @@ class Security:
 def _longest_connection_s(service: ServiceConfig) -> float:
     """gRPC ends connections at their age give or take a tenth, and then waits for what runs on them."""
     return 1.1 * service.connection_age_s + service.connection_grace_s
-
-
-def token_terms(auth: AuthConfig) -> TokenTerms:
-    """The configured terms of tokens."""
-    return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
 
 
 def token_store(config: CoordinatorConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:

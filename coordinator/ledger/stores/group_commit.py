@@ -21,6 +21,8 @@ from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
 
 log = logging.getLogger(__name__)
+CROWD, GATHER_S = 4, 0.002
+"""After a commit of so many operations or more, the next one waits so many seconds for others: a commit costs the same for many."""
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 
@@ -52,14 +54,6 @@ class LedgerDisk(Protocol):
         """Write a batch as one durable transaction, then call `done` once, later, on the loop: with None, or with why it may not have
         happened. RowsRefused: for its content."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class CommitSettings:
-    """After a commit of `crowd` operations or more, the next one waits `gather_s` for others: a commit costs the same for many."""
-
-    crowd: int = 4
-    gather_s: float = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -95,14 +89,13 @@ class _Waiter:
 class GroupCommitStore(LedgerStore):
     """LedgerStore over a LedgerDisk that nobody else writes. Belongs to one event loop."""
 
-    def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk", settings: CommitSettings | None = None) -> None:
+    def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk") -> None:
         self.feed = ChangeFeed()
         self.commits = 0
         self.operations = 0
         self._disk = disk
         self._epoch = epoch
         self._where = where
-        self._settings = settings or CommitSettings()
         self._writability = Writability()
         self._loop = asyncio.get_running_loop()
         self._tables: BufferedTables | None = None
@@ -207,8 +200,8 @@ class GroupCommitStore(LedgerStore):
     def _flush_soon(self) -> None:
         """Commit what gathers. Where the last operations came together, so will the next, and these are given a moment to."""
         self._flush_comes = True
-        if self._last_commit >= self._settings.crowd and not self._closed:
-            self._loop.call_later(self._settings.gather_s, self._flush)
+        if self._last_commit >= CROWD and not self._closed:
+            self._loop.call_later(GATHER_S, self._flush)
         else:
             self._loop.call_soon(self._flush)
 

@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TypeVar
@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
-from coordinator.ledger.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
 from coordinator.ledger.stores.migrations import LEDGER, Schema, migrate_sqlite_file, migrated_copy, upgrade_sqlite
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
@@ -38,13 +38,12 @@ PAGES_OF_COMMIT = 8
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits: seconds for a foreign lock on the file, how commits gather; and its schema.
+    """How the store waits: seconds for a foreign lock on the file, and its schema.
 
     What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
     """
 
     busy_timeout_s: float = 2.0
-    commits: CommitSettings = field(default_factory=CommitSettings)
     checkpoint_pages: int = 8000
     schema: Schema = LEDGER
 
@@ -53,7 +52,7 @@ class SqliteLedgerStore(GroupCommitStore):
     """LedgerStore over one SQLite file; make it with `open`."""
 
     def __init__(self, disk: SqliteDisk, epoch: int, settings: SqliteSettings) -> None:
-        super().__init__(disk, epoch, str(disk.path), settings.commits)
+        super().__init__(disk, epoch, str(disk.path))
         self._file = disk
 
     @classmethod

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.app import LEDGER_FILE
-from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.config import AuthConfig
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 
 PRICE_IN_UUSD_PER_MTOK, PRICE_OUT_UUSD_PER_MTOK = 1_000_000, 4_000_000
@@ -55,7 +56,7 @@ def command(config: Path) -> tuple[str, ...]:
 
 def device_tokens(state: Path, devices: Sequence[str]) -> list[str]:
     """A valid token for each device; makes the signing key where there is none."""
-    tokens = Tokens(TokenStore(state), TokenTerms(), SystemClock())
+    tokens = Tokens(TokenStore(state), AuthConfig(), SystemClock())
     return [tokens.renew("device", device) for device in devices]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from coordinator.calls.admission import Gate, Turnstile
-from coordinator.calls.broker import Broker, BrokerTerms
+from coordinator.calls.broker import Broker
 from coordinator.calls.prices import Price
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
@@ -25,11 +25,11 @@ from coordinator.service.access import Access
 from coordinator.service.admin_api import AdminApi, AdminDesk
 from coordinator.service.authentication import Authenticator, FailureLimiter
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier, notify_changes
-from coordinator.service.device_api import ApiTerms, DeviceApi
+from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
 from coordinator.service.reload import Changeable, apply_config
 from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, administrator, device_caller
-from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.clock import VirtualClock
@@ -178,12 +178,10 @@ class Site:
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(set_before)
         controller = StepController(store, config.effective_tasks, self._clock)
-        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
-        broker = Broker(store, table, controller, book, self._clock, terms, limiter)
-        heartbeat = ApiTerms(heartbeat_s=service.watch_heartbeat_s)
-        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, terms=heartbeat)
-        tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
+        broker = Broker(store, table, controller, book, self._clock, service, limiter)
+        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, service=service)
+        tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock)
         admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
         upkeep = Upkeep(store, book, config, self._clock, fleet)
         streams = Turnstile("streams are open", self._max_streams)
@@ -204,7 +202,7 @@ class Site:
 
     def _access(self, role: Literal["device", "admin"]) -> Access:
         """Whoever connects is on this machine, and a device is the one that it says it is."""
-        tokens, limiter = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock), FailureLimiter(self._clock, 20)
+        tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock), FailureLimiter(self._clock, 20)
         return Access(Authenticator(tokens, AuthConfig(), limiter, self._clock, local_role=role))
 
     async def _open(self) -> DiskStore:
