@@ -1,4 +1,4 @@
-"""Puts a coordinator together and runs it. The only place that names concrete stores and providers."""
+"""Puts a coordinator together and runs it. The only place that names concrete providers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.ledger.accounts import amount_text
+from coordinator.ledger.opening import open_store, verify_store
 from coordinator.service.supervision import ServiceManager
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from coordinator.control.devices import Fleet
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
-    from coordinator.ledger.verify import LedgerRows, VerifyReport
     from coordinator.providers.provider import CloudProvider
     from coordinator.service.admin_api import AdminApi
     from coordinator.service.reload import Changes
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LEDGER_FILE = "ledger.sqlite3"
 ADMIN_SOCKET = "admin.sock"
 YOUNG_VALUES = 20_000
 ORPHAN_GRACE_S = 5.0
@@ -66,23 +65,6 @@ class Serving:
     console_url: str = ""
 
 
-def ledger_path(state_dir: Path) -> Path:
-    """Where the ledger of a state folder lies."""
-    return state_dir / LEDGER_FILE
-
-
-def default_state_dir() -> Path:
-    """The platform's folder for a coordinator's data."""
-    from platformdirs import user_data_path
-
-    return user_data_path("edge-coordinator")
-
-
-def state_dir_of(config: CoordinatorConfig) -> Path:
-    """The configured state folder or the platform's."""
-    return Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
-
-
 def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
     """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
 
@@ -93,7 +75,7 @@ def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
     named = config.admin_listen
     if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
         return named
-    path = str((state_dir_of(config) / ADMIN_SOCKET).absolute())
+    path = str((config.state_folder / ADMIN_SOCKET).absolute())
     fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
     return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
@@ -213,7 +195,7 @@ class Coordinator:
         if not config.listen:
             raise ConfigError("nowhere to listen", hint="`listen` is empty: take it out, or name addresses")
         self.config = self._started = config
-        self.state_dir = state_dir_of(config)
+        self.state_dir = config.state_folder
         self._clock = clock or SystemClock()
         self._store = store
         self._upstreams = upstreams
@@ -388,18 +370,6 @@ class Coordinator:
         return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
-async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyReport:
-    """Verify a ledger while it is in use, holding up no transaction unless it is in memory. Raises StateError, ConfigError."""
-    from coordinator.ledger.stores.memory import MemoryLedgerStore
-    from coordinator.ledger.verify import verify
-
-    def as_of_now() -> VerifyReport:
-        with open_rows(config) as rows:
-            return verify(rows)
-
-    return verify(store.tables) if isinstance(store, MemoryLedgerStore) else await asyncio.to_thread(as_of_now)
-
-
 def check_security(config: CoordinatorConfig) -> None:
     """Try the TLS files, as every listener will use them. Raises ConfigError."""
     from coordinator.service.tls import ServerCertificates
@@ -416,54 +386,6 @@ def notes_on(config: CoordinatorConfig) -> list[str]:
     named["storage.dsn_env"] = config.storage.dsn_env
     unset = [(where, name) for where, name in named.items() if name and not name.startswith("file:") and not os.environ.get(name)]
     return [*notes, *(f"{where}: the environment variable {name} is not set here; `serve` needs it" for where, name in unset)]
-
-
-async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
-    """The configured ledger; a SQLite one lies in the state folder. Raises StateError, ConfigError."""
-    from coordinator.ledger.budgets import limits_of_file, take_limits_file
-    from coordinator.ledger.opening import open_store
-
-    state_dir = state_dir_of(config)
-    _make_state_dir(state_dir)
-    limits_of_file(state_dir)
-    store = await open_store(config.storage, ledger_path(state_dir), clock)
-    if config.storage.backend != "memory":
-        await take_limits_file(store, state_dir, clock.now())
-    return store
-
-
-def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
-    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
-
-    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
-    """
-    if config.storage.backend == "memory":
-        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
-
-    async def opened() -> T:
-        store = await open_store(config, SystemClock())
-        try:
-            return await do(store)
-        finally:
-            await store.aclose()
-
-    return asyncio.run(opened())
-
-
-@contextmanager
-def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
-    """The configured ledger's rows as of now, for reading. Raises StateError, ConfigError."""
-    from coordinator.ledger.opening import open_rows
-
-    with open_rows(config.storage, ledger_path(state_dir_of(config))) as rows:
-        yield rows
-
-
-def _make_state_dir(state_dir: Path) -> None:
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"cannot make the state folder {state_dir}: {error.strerror}") from error
 
 
 async def serve(

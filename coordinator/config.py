@@ -698,6 +698,15 @@ class CoordinatorConfig(Section):
         return self
 
     @property
+    def state_folder(self) -> Path:
+        """The configured state folder or the platform's."""
+        if self.state_dir:
+            return Path(self.state_dir).expanduser()
+        from platformdirs import user_data_path
+
+        return user_data_path("edge-coordinator")
+
+    @property
     def effective_upstreams(self) -> dict[str, UpstreamConfig]:
         """The configured upstreams, or the bundled one when there are none."""
         return dict(self.upstreams) or {DEFAULT_ALIAS: UpstreamConfig()}

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.app import in_ledger, open_rows
 from coordinator.commands.admin_client import AdminClient, running_coordinator
 from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, Limits, PriceRow, TaskRow, amount_text
 from coordinator.ledger.budgets import SCOPES, limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
+from coordinator.ledger.opening import in_ledger, open_rows
 from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
 from coordinator.ledger.transitions import task_as_seen
 from coordinator.service.admin_api import MOST_UNITS

@@ -243,12 +243,11 @@ def _require_device_role(role: str, done: str) -> None:
 
 
 def _tokens(config: CoordinatorConfig) -> tuple[Tokens, TokenStore]:
-    from coordinator.app import state_dir_of
     from coordinator.service.security import token_store
     from coordinator.service.tokens import Tokens
     from edge.core.clock import SystemClock
 
-    store = token_store(config, state_dir_of(config))
+    store = token_store(config, config.state_folder)
     return Tokens(store, config.auth, SystemClock()), store
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from msgspec.structs import asdict as amount_asdict
 
-from coordinator.app import admin_listen_of, in_ledger
+from coordinator.app import admin_listen_of
 from coordinator.commands.admin_client import AdminClient, credentials_of, required_coordinator, running_coordinator
 from coordinator.config import CoordinatorConfig
 from coordinator.control.devices import Fleet
 from coordinator.ledger.accounts import NO_AMOUNT, Amount
+from coordinator.ledger.opening import in_ledger
 from coordinator.service.admin_api import device_record
 from coordinator.service.admin_text import as_json, records_of, upstream_line
 from edge.core.clock import SystemClock

@@ -30,7 +30,8 @@ from coordinator.ledger.accounts import (
     Settlement,
     StepRow,
 )
-from coordinator.ledger.stores.store import LedgerStore, Operation, WrappedStore
+from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.service.methods import RunningRpc
 from coordinator.service.metrics import Histogram, Meters, Refusals, RpcMeter
@@ -187,11 +188,12 @@ class _Hold:
     amount: Amount
 
 
-class MeasuredStore(WrappedStore):
+class MeasuredStore(LedgerStore):
     """A LedgerStore whose operations are timed and traced and whose money is counted."""
 
     def __init__(self, inner: LedgerStore, meters: Meters, time: Time, tracing: Tracing | None) -> None:
-        super().__init__(inner)
+        self._inner = inner
+        self.feed = inner.feed
         self._meters = meters
         self._time = time
         self._tracing = tracing
@@ -207,6 +209,14 @@ class MeasuredStore(WrappedStore):
             "close_step": self._closed,
             "get_budget": lambda *_: None,
         }
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """The inner store's."""
+        return await self._inner.transact(work)
+
+    async def aclose(self) -> None:
+        """Close the inner store."""
+        await self._inner.aclose()
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation; those that calls and steps are made of are timed and noted."""

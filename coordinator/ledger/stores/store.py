@@ -43,7 +43,7 @@ class Operation(Generic[P, T]):
 
 
 class LedgerStore:
-    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`; one that wraps another, `perform`."""
+    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`."""
 
     feed: ChangeFeed
 
@@ -95,26 +95,3 @@ class LedgerStore:
     leave_idle_prices = Operation(Ledger.leave_idle_prices)
     purge_results = Operation(Ledger.purge_results)
     read_journal = Operation(Ledger.read_journal)
-
-
-class WrappedStore(LedgerStore):
-    """A store around another one, for what is done around every operation: override `perform`."""
-
-    def __init__(self, inner: LedgerStore) -> None:
-        self._inner = inner
-
-    async def transact(self, work: Callable[[Ledger], T]) -> T:
-        """The inner store's."""
-        return await self._inner.transact(work)
-
-    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        """The inner store's."""
-        return self._inner.perform(operation, *args, **kwargs)
-
-    def changes(self) -> AsyncIterator[DeviceTask]:
-        """The inner store's."""
-        return self._inner.changes()
-
-    async def aclose(self) -> None:
-        """Close the inner store."""
-        await self._inner.aclose()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.app import LEDGER_FILE
 from coordinator.config import AuthConfig
+from coordinator.ledger.opening import LEDGER_FILE
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 
