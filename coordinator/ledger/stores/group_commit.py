@@ -10,12 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
-from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.stores.store import Job, LedgerStore, NoAnswer
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
@@ -31,7 +30,7 @@ class RowsRefused(Exception):
     """The file refuses a row for its content; the message names the rule. Nothing of the batch happened."""
 
 
-class ReadFailed(Exception):
+class ReadFailed(NoAnswer):
     """The file cannot be read."""
 
 
@@ -56,36 +55,6 @@ class LedgerDisk(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """An operation, its outcome once it has run, and who is told when that is durable."""
-
-    work: Callable[[Ledger], Any]
-    future: asyncio.Future[Any] | None = None
-    value: Any = None
-    error: Exception | None = None
-
-    def outcome(self) -> Any:
-        """What the operation gave. Raises its error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-    def tell(self) -> None:
-        """Tell the caller, unless it left."""
-        if self.future is None or self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
-
-    def fail(self, error: Exception) -> None:
-        """Tell the caller that nothing happened."""
-        self.error = error
-        self.tell()
-
-
 class GroupCommitStore(LedgerStore):
     """LedgerStore over a LedgerDisk that nobody else writes. Belongs to one event loop."""
 
@@ -101,11 +70,11 @@ class GroupCommitStore(LedgerStore):
         self._tables: BufferedTables | None = None
         self._ledger: Ledger | None = None
         self._call_keys: CallKeys | None = None
-        self._gathering: list[_Waiter] = []
+        self._gathering: list[Job] = []
         self._batch: Batch | None = None
-        self._under_way: list[_Waiter] = []
+        self._under_way: list[Job] = []
         self._flush_comes = False
-        self._one_by_one: deque[_Waiter] = deque()
+        self._one_by_one: deque[Job] = deque()
         self._last_commit = 0
         self._settled = asyncio.Event()
         self._closed = False
@@ -128,14 +97,16 @@ class GroupCommitStore(LedgerStore):
         """Run one transaction now, and answer when what it wrote or read is durable."""
         if self._closed:
             raise CoordinatorUnavailable("the ledger is closed", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
-        waiter = _Waiter(work)
+        waiter = Job(work)
         if self._one_by_one:
             self._one_by_one.append(waiter)
         else:
             self._run(waiter)
             if not self._has_to_wait(waiter):
                 self.operations += 1
-                now: T = waiter.outcome()
+                if waiter.error is not None:
+                    raise waiter.error
+                now: T = waiter.value
                 return now
         waiter.future = self._loop.create_future()
         later: T = await waiter.future
@@ -160,30 +131,15 @@ class GroupCommitStore(LedgerStore):
             self._ledger = Ledger(self._tables, self._epoch)
         return self._ledger, self._tables
 
-    def _run(self, waiter: _Waiter) -> None:
-        """Run an operation; its refusal undoes only itself."""
-        waiter.value = waiter.error = None
+    def _run(self, waiter: Job) -> None:
+        """Run an operation, or refuse it where the rows cannot be read."""
         try:
-            ledger, tables = self._loaded()
+            waiter.run(*self._loaded())
         except ReadFailed as error:
-            waiter.error = self._unreadable(error)
-            return
-        try:
-            waiter.value = waiter.work(ledger)
-        except ReadFailed as error:
-            tables.roll_back()
-            waiter.error = self._unreadable(error)
-        except Exception as error:  # the refusal belongs to whoever awaits it
-            tables.roll_back()
-            waiter.error = error
-        else:
-            tables.keep()
+            self._writability.failed(f"{self._where}: {error}")
+            waiter.fail(not_written())
 
-    def _unreadable(self, error: ReadFailed) -> CoordinatorUnavailable:
-        self._writability.failed(f"{self._where}: {error}")
-        return not_written()
-
-    def _has_to_wait(self, waiter: _Waiter) -> bool:
+    def _has_to_wait(self, waiter: Job) -> bool:
         """An outcome waits for the next commit where rows gather for it, else for the one under way, else for none."""
         if self._tables is not None and self._tables.waiting:
             self._gathering.append(waiter)
@@ -230,7 +186,7 @@ class GroupCommitStore(LedgerStore):
                 waiter.tell()
         self._go_on()
 
-    def _failed(self, waiters: list[_Waiter], error: Exception) -> None:
+    def _failed(self, waiters: list[Job], error: Exception) -> None:
         """The commit did not happen, as far as anybody knows; nor then did what ran on top of it."""
         waiters = waiters + self._gathering
         self._gathering = []
@@ -242,9 +198,11 @@ class GroupCommitStore(LedgerStore):
             self._one_by_one.clear()
             for waiter in waiters:
                 waiter.fail(not_written())
+                waiter.tell()
         elif len(waiters) == 1:
             log.error("the ledger refused an inconsistent change: %s", error)
             waiters[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
+            waiters[0].tell()
         else:
             self._one_by_one.extendleft(reversed(waiters))
 

@@ -32,7 +32,7 @@ from coordinator.ledger.stores.postgres_statements import (
     read_statement,
     write_statement,
 )
-from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.stores.store import Job, LedgerStore, Operation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
@@ -71,36 +71,11 @@ class HeadMoved(Exception):
     """Another replica wrote between this batch's reading and its writing."""
 
 
-@dataclass(slots=True)
-class _Job:
-    """One operation: what to run, what it can touch, and who waits for it."""
+@dataclass(slots=True, eq=False)
+class _Job(Job):
+    """And what it can touch."""
 
-    work: Callable[[Ledger], Any]
-    reach: Reach
-    future: asyncio.Future[Any]
-    value: Any = None
-    error: Exception | None = None
-
-    def run(self, ledger: Ledger, tables: BufferedTables) -> None:
-        """Run it; its refusal undoes only itself. Raises Missing."""
-        self.value = self.error = None
-        try:
-            self.value = self.work(ledger)
-        except Missing:
-            raise
-        except Exception as error:  # the refusal belongs to whoever awaits it
-            self.error = error
-            tables.roll_back()
-        tables.keep()
-
-    def deliver(self) -> None:
-        """Tell the caller."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
+    reach: Reach = NOTHING
 
 
 class PostgresLedgerStore(LedgerStore):
@@ -148,7 +123,7 @@ class PostgresLedgerStore(LedgerStore):
         if self._closed:
             raise _unavailable("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put_nowait(_Job(work, reach, future))
+        self._jobs.put_nowait(_Job(work, future, reach=reach))
         return await future
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -201,7 +176,7 @@ class PostgresLedgerStore(LedgerStore):
             jobs = [job for job in batch if job is not None]
             await self._run_batch(jobs)
             for job in jobs:
-                job.deliver()
+                job.tell()
             if last is None:
                 return
 
@@ -224,14 +199,14 @@ class PostgresLedgerStore(LedgerStore):
             self._disconnect()
             self._writability.failed(_one_line(error))
             for job in jobs:
-                job.value, job.error = None, not_written()
+                job.fail(not_written())
 
     async def _blame(self, jobs: list[_Job], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
         if len(jobs) == 1:
             rule = getattr(error, "constraint_name", None) or type(error).__name__
             log.error("the ledger refused an inconsistent change: %s", rule)
-            jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
+            jobs[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
             return
         for job in jobs:
             await self._run_batch([job])

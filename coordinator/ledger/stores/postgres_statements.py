@@ -25,6 +25,7 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.journal import GENESIS, JournalEntry
 from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.store import NoAnswer
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,
@@ -124,7 +125,7 @@ def reach_of(operation: str, *args: Any, **kwargs: Any) -> Reach:
 # Fetching -------------------------------------------------------------------------------------------------------------------------
 
 
-class Missing(Exception):
+class Missing(NoAnswer):
     """A transaction asked for something that was not fetched."""
 
     def __init__(self, want: Want) -> None:
