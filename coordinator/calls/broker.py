@@ -24,7 +24,7 @@ from coordinator.calls.flights import Flight, GroupId, Job, Progress
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
-from coordinator.control.steps import MAX_STEP, StepController
+from coordinator.control.steps import StepController
 from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
@@ -531,8 +531,10 @@ def _require_same_content(known: str, asked: str, key: str) -> None:
 def _check(call: CloudCall) -> None:
     for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id), ("model_alias", call.model_alias)):
         _check_key(name, text)
-    if not (SERVING_STEP <= call.step < MAX_STEP and 0 <= call.help_units <= MOST_UNITS):
-        raise InvalidRequest(f"step and help_units cannot be negative; step is below {MAX_STEP}, help_units at most {MOST_UNITS}")
+    if not (SERVING_STEP <= call.step < MOST_UNITS and 0 <= call.help_units <= MOST_UNITS):
+        raise InvalidRequest(
+            f"step and help_units cannot be negative; step is below {MOST_UNITS}, help_units at most {MOST_UNITS}"
+        )
     if not call.messages:
         raise InvalidRequest("a call needs at least one message")
     if not 1 <= call.max_output_tokens <= MOST_UNITS:

@@ -388,7 +388,7 @@ class Ledger:
 
     def open_step(self, request: OpenStepRequest) -> StepRow:
         """T4: open a step, or return it as it was opened. Raises StepMismatch unless it is the next or the open one."""
-        _check_open(request)
+        check_open(request)
         self._require_enabled(request.device)
         known = self._tables.steps.get(request.device, request.task, request.step)
         if known is not None and not known.closed:
@@ -466,7 +466,7 @@ class Ledger:
 
         Raises StepMismatch unless it is the open step, InvalidRequest when the numbers cannot be.
         """
-        _check_close(request)
+        check_close(request)
         row = self._tables.steps.get(request.device, request.task, request.step)
         if row is None:
             raise _mismatch(request.task, request.step, self._next_step(request.device, request.task))
@@ -763,7 +763,8 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
     return Ended(call)
 
 
-def _check_open(request: OpenStepRequest) -> None:
+def check_open(request: OpenStepRequest) -> None:
+    """Raises InvalidRequest for a step that cannot be opened, whatever the ledger holds."""
     rates = (request.target_rate, request.dual_lr, request.initial_dual, request.credit_factor or 0.0)
     if not all(math.isfinite(value) and value >= 0.0 for value in rates) or request.target_rate > 1.0:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
@@ -784,7 +785,8 @@ def _check_rule(request: OpenStepRequest) -> None:
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
 
 
-def _check_close(request: CloseStepRequest) -> None:
+def check_close(request: CloseStepRequest) -> None:
+    """Raises InvalidRequest for a report that no step can have."""
     if (
         not 0 <= request.step < MOST_UNITS
         or not 1 <= request.total_units <= MOST_UNITS
@@ -793,6 +795,8 @@ def _check_close(request: CloseStepRequest) -> None:
         raise InvalidRequest(
             f"a step is closed with 0 <= uncalled_units <= help_units <= total_units and 1 <= total_units <= {MOST_UNITS}"
         )
+    if request.own_rate is not None and not 0.0 <= request.own_rate <= 1.0:
+        raise InvalidRequest(f"own_rate must lie in [0, 1], not {request.own_rate}")
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
