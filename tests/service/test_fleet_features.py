@@ -315,11 +315,11 @@ async def test_devices_and_tasks_can_be_listed_and_outlive_a_restart(tmp_path) -
         await it.coordinator._changeable.upkeep.tick()
         it.store.reopen(it.clock.now())
         devices = await Fleet(it.store, it.clock).devices()
-        assert [(device.device_id, device.agent_version, device.last_seen) for device in devices] == [
+        assert [(device.device, device.agent_version, device.last_seen_ms / 1000) for device in devices] == [
             ("d1", "1.0", NOW),
             ("d2", "2.0", NOW + 60.0),
         ]
-        assert {device.first_seen for device in devices} == {NOW}
+        assert {device.first_seen_ms / 1000 for device in devices} == {NOW}
         (task,), (price,) = await it.store.list_tasks(), await it.store.list_prices()
         assert (task.device, task.task, task.next_step, task.charged.calls) == ("d1", "math", 1, 1)
         assert price.dual == closed.dual_after
