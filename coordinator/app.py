@@ -7,39 +7,46 @@ import gc
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from coordinator.calls.admission import Gate, Turnstile
+from coordinator.calls.breaker import Breaker
+from coordinator.calls.broker import Broker
+from coordinator.calls.prices import DatedPrices, Price, Tariff, published_prices
+from coordinator.calls.rates import RateLimiter
+from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.control.devices import Fleet
+from coordinator.control.steps import StepController
+from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.accounts import amount_text
+from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.opening import open_store, verify_store
-from coordinator.service.supervision import ServiceManager
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.budget_watch import BudgetNotifier, notify_changes
+from coordinator.service.device_api import DeviceApi
+from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
+from coordinator.service.security import Security
+from coordinator.service.server import AdminSide, CoordinatorServer
+from coordinator.service.supervision import ServiceManager, parent_gone
+from coordinator.service.telemetry import Sources, Telemetry
+from coordinator.service.tls import ServerCertificates
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
+from edge.rpc.v1 import device_pb2
 
 if TYPE_CHECKING:
-    from coordinator.calls.prices import Tariff
-    from coordinator.calls.upstreams import Upstream, UpstreamTable
-    from coordinator.control.devices import Fleet
-    from coordinator.ledger.budgets import BudgetBook
-    from coordinator.ledger.stores.store import LedgerStore
     from coordinator.providers.provider import CloudProvider
-    from coordinator.service.admin_api import AdminApi
-    from coordinator.service.reload import Changes
-    from coordinator.service.security import Security
-    from coordinator.service.server import AdminSide, CoordinatorServer
-    from coordinator.service.telemetry import Sources
-    from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-ADMIN_SOCKET = "admin.sock"
 YOUNG_VALUES = 20_000
 ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
@@ -63,21 +70,6 @@ class Serving:
     admin_addresses: tuple[str, ...] = ()
     metrics_url: str = ""
     console_url: str = ""
-
-
-def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
-    """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
-
-    Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
-    """
-    from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
-
-    named = config.admin_listen
-    if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
-        return named
-    path = str((config.state_folder / ADMIN_SOCKET).absolute())
-    fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
-    return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
 
 def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
@@ -124,9 +116,6 @@ def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
     """The upstreams by name. Raises ConfigError."""
-    from coordinator.calls.admission import Gate
-    from coordinator.calls.breaker import Breaker
-    from coordinator.calls.upstreams import Upstream
 
     def build(alias: str, upstream: UpstreamConfig) -> Upstream:
         return Upstream(
@@ -145,8 +134,6 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.calls.prices import DatedPrices, Price, published_prices
-
     if upstream.prices:
         return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
@@ -161,8 +148,6 @@ def tariffs_of(config: CoordinatorConfig) -> dict[str, Tariff | None]:
 
 def _host_of(upstream: UpstreamConfig) -> str:
     """The host an upstream asks; "" where it asks none."""
-    from urllib.parse import urlsplit
-
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
     default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
@@ -222,8 +207,6 @@ class Coordinator:
         """Take limits, tasks, rates and prices of a changed configuration; returns what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
-        from coordinator.service.reload import apply_config, changes_of, same_upstreams
-
         check_security(config)
         tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
@@ -263,21 +246,6 @@ class Coordinator:
             self.drain_begun.set()
 
     async def _start(self) -> Serving:
-        from coordinator.calls.admission import Turnstile
-        from coordinator.calls.broker import Broker
-        from coordinator.calls.rates import RateLimiter
-        from coordinator.calls.upstreams import UpstreamTable
-        from coordinator.control.devices import Fleet
-        from coordinator.control.steps import StepController
-        from coordinator.control.upkeep import Upkeep
-        from coordinator.ledger.budgets import BudgetBook
-        from coordinator.service.budget_watch import BudgetNotifier, notify_changes
-        from coordinator.service.device_api import DeviceApi
-        from coordinator.service.reload import Changeable
-        from coordinator.service.security import Security
-        from coordinator.service.server import CoordinatorServer
-        from coordinator.service.telemetry import Sources, Telemetry
-
         config, service = self.config, self.config.service
         notifier = BudgetNotifier()
         self._telemetry = telemetry = Telemetry(config, self._clock)
@@ -340,9 +308,7 @@ class Coordinator:
         return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
 
     def _admin_side(self, api: AdminApi, security: Security) -> AdminSide | None:
-        from coordinator.service.server import AdminSide
-
-        listen = admin_listen_of(self.config)
+        listen = self.config.admin_addresses
         if not listen:
             log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
             return None
@@ -356,8 +322,6 @@ class Coordinator:
         table: UpstreamTable,
         security: Security,
     ) -> AdminApi:
-        from coordinator.service.admin_api import AdminApi, AdminDesk
-
         async def limits() -> BudgetBook:
             book.learn(await store.list_set_limits())
             return book
@@ -372,8 +336,6 @@ class Coordinator:
 
 def check_security(config: CoordinatorConfig) -> None:
     """Try the TLS files, as every listener will use them. Raises ConfigError."""
-    from coordinator.service.tls import ServerCertificates
-
     if config.tls is not None:
         ServerCertificates(config.tls, SystemClock(), role="device").credentials()
         ServerCertificates(config.tls, SystemClock(), role="admin").credentials()
@@ -423,8 +385,6 @@ def _collect_rarely() -> None:
 
 async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:
     """Wait for a signal, an administrator's request or the parent's death; True for the last."""
-    from coordinator.service.supervision import parent_gone
-
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(signals.get()), asyncio.create_task(drain_begun.wait())]
     if parent_pid is not None:
         waits.append(asyncio.create_task(parent_gone(parent_pid)))
@@ -453,8 +413,6 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def _service_limits(config: CoordinatorConfig) -> ServiceLimits:
-    from edge.rpc.v1 import device_pb2
-
+def _service_limits(config: CoordinatorConfig) -> device_pb2.ServiceLimits:
     most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
     return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)

@@ -6,6 +6,7 @@ Secrets are never written here, only where they lie: `env:NAME` or `file:/PATH`.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -21,9 +22,11 @@ from edge.core.errors import PermissionDenied
 from edge.core.periods import Period
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.hyperparameters import PAPER
+from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
+ADMIN_SOCKET = "admin.sock"
 KEYS_COMMAND = "edge-coordinator config keys"
 EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
@@ -705,6 +708,19 @@ class CoordinatorConfig(Section):
         from platformdirs import user_data_path
 
         return user_data_path("edge-coordinator")
+
+    @property
+    def admin_addresses(self) -> tuple[str, ...]:
+        """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
+
+        Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
+        """
+        named = self.admin_listen
+        if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
+            return named
+        path = str((self.state_folder / ADMIN_SOCKET).absolute())
+        fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+        return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
     @property
     def effective_upstreams(self) -> dict[str, UpstreamConfig]:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 
-from coordinator.app import admin_listen_of
 from coordinator.cli import main
 from coordinator.config import AuthConfig, CoordinatorConfig
 from coordinator.ledger.journal import GENESIS, entry_hash
@@ -272,7 +271,7 @@ async def test_health_is_watched_on_both_listeners_through_a_drain(tmp_path) -> 
 
 def test_administrators_connect_where_the_configuration_says_or_in_the_state_folder(tmp_path) -> None:
     def of(**settings):
-        return admin_listen_of(CoordinatorConfig.model_validate({"state_dir": str(tmp_path), **settings}))
+        return CoordinatorConfig.model_validate({"state_dir": str(tmp_path), **settings}).admin_addresses
 
     assert of() == (f"unix:{tmp_path}/admin.sock",)
     assert of(admin_listen=["127.0.0.1:0"]) == ("127.0.0.1:0", f"unix:{tmp_path}/admin.sock") and of(admin_listen=[]) == ()
