@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from coordinator.ledger.accounts import Amount, AttemptRow, BudgetRow, CallRow, CallState, DeviceRow, PriceRow, SetLimits
+from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, DeviceRow, PriceRow, SetLimits
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, moves_others, shuts_or_lets_in, told_to_others
 from coordinator.ledger.tables import (
@@ -65,10 +65,6 @@ class RowSource(Protocol):
 _NOT_KNOWN: Any = object()
 
 
-def _unheeded(before: Any, row: Any) -> None:
-    return None
-
-
 class Rows(Generic[Row]):
     """The rows of one table by key, as the operation that runs sees them; None: known not to be there.
 
@@ -80,7 +76,7 @@ class Rows(Generic[Row]):
         table: Table[Row],
         read: Callable[..., Any],
         keep: Callable[[Row | None], bool],
-        heed: Callable[[Row | None, Row], None] = _unheeded,
+        heed: Callable[[Row | None, Row], None] | None = None,
     ) -> None:
         """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` is told of each row that is put, with the
         one before."""
@@ -89,7 +85,8 @@ class Rows(Generic[Row]):
         self._keep = keep
         self._heed = heed
         self._seen: dict[tuple[Any, ...], Row | None] = {}
-        self._before: dict[tuple[Any, ...], Row | None] = {}
+        self.tried: dict[tuple[Any, ...], Row | None] = {}
+        """What the rows that the running operation has put were before."""
         self._waiting: dict[tuple[Any, ...], Row] = {}
         self._under_way: dict[tuple[Any, ...], Row] = {}
 
@@ -106,10 +103,11 @@ class Rows(Generic[Row]):
         """Try a row: insert it, or replace the one of its key."""
         key = self._key_of(row)
         before = self._seen.get(key, _NOT_KNOWN)
-        if key not in self._before:
-            self._before[key] = before
+        if key not in self.tried:
+            self.tried[key] = before
         self._seen[key] = row
-        self._heed(None if before is _NOT_KNOWN else before, row)
+        if self._heed is not None:
+            self._heed(None if before is _NOT_KNOWN else before, row)
 
     @property
     def waiting(self) -> bool:
@@ -119,7 +117,7 @@ class Rows(Generic[Row]):
     def over(self, found: Iterable[Row], wanted: Callable[..., bool], *parameters: Any) -> list[Row]:
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
         rows = {self._key_of(row): row for row in found}
-        tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self._before}
+        tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self.tried}
         for newer in (self._under_way, self._waiting, tried):
             for key, row in newer.items():
                 if wanted(row, *parameters):
@@ -130,18 +128,18 @@ class Rows(Generic[Row]):
 
     def keep(self) -> None:
         """What was tried waits for the next commit."""
-        for key in self._before:
+        for key in self.tried:
             self._waiting[key] = self._seen[key]  # type: ignore[assignment]
-        self._before.clear()
+        self.tried.clear()
 
     def roll_back(self) -> None:
         """What was tried is forgotten."""
-        for key, before in self._before.items():
+        for key, before in self.tried.items():
             if before is _NOT_KNOWN:
                 del self._seen[key]
             else:
                 self._seen[key] = before
-        self._before.clear()
+        self.tried.clear()
 
     def take(self) -> Collection[Row]:
         """The rows of the next commit, which is under way from here on."""
@@ -151,11 +149,11 @@ class Rows(Generic[Row]):
     def committed(self) -> None:
         """The source has what was under way."""
         for key, row in self._under_way.items():
-            if key not in self._waiting and key not in self._before and not self._keep(row):
+            if key not in self._waiting and key not in self.tried and not self._keep(row):
                 self._seen.pop(key, None)
         self._under_way = {}
         if len(self._seen) > MOST_KNOWN:
-            self._seen = {key: self._seen[key] for key in (*self._waiting, *self._before)}
+            self._seen = {key: self._seen[key] for key in (*self._waiting, *self.tried)}
 
 
 def _always(row: object, *parameters: object) -> bool:
@@ -251,7 +249,8 @@ class BufferedTables:
     def keep(self) -> None:
         """The operation that ran succeeded: what it changed waits for the next commit."""
         for rows in self._tables.values():
-            rows.keep()
+            if rows.tried:
+                rows.keep()
         self._kept_head = self._head
         self._waiting_entries += self._tried_entries
         self._tried_entries = []
@@ -326,7 +325,10 @@ class BufferedTables:
         row = self.budgets.get(key)
         if row is None:
             return False
-        held = _consistent(row.held, amount, from_aside)
+        try:
+            held = row.held(amount, from_aside)
+        except ValueError as error:
+            raise _inconsistent() from error
         if held.within_limits:
             self.budgets.put(held)
             return True
@@ -335,8 +337,12 @@ class BufferedTables:
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Take `hold` from `reserved`, add `charge` (never more) to `committed` and `to_aside` to `set_aside`."""
         row = self.budgets.get(key)
-        if row is not None:
-            self.budgets.put(_consistent(row.resolved, hold, charge, to_aside))
+        if row is None:
+            return
+        try:
+            self.budgets.put(row.resolved(hold, charge, to_aside))
+        except ValueError as error:
+            raise _inconsistent() from error
 
     def _heed_call(self, before: CallRow | None, row: CallRow) -> None:
         if self._keys is not None and before is None:
@@ -373,9 +379,6 @@ class BufferedTables:
         self._head = (entry.seq, entry.hash)
 
 
-def _consistent(change: Callable[..., BudgetRow], *amounts: Amount) -> BudgetRow:
-    """A budget after a change that leaves no amount negative, which the database would refuse as well."""
-    try:
-        return change(*amounts)
-    except ValueError as error:
-        raise CoordinatorError("the ledger refused an inconsistent change") from error
+def _inconsistent() -> CoordinatorError:
+    """An amount would be negative, which the database would refuse as well."""
+    return CoordinatorError("the ledger refused an inconsistent change")
