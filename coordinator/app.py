@@ -1,4 +1,4 @@
-"""Puts a coordinator together and runs it. The only place that names concrete stores and providers."""
+"""Puts a coordinator together and runs it. The only place that names concrete providers."""
 
 from __future__ import annotations
 
@@ -7,40 +7,46 @@ import gc
 import logging
 import os
 import signal
-import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from coordinator.calls.admission import Gate, Turnstile
+from coordinator.calls.breaker import Breaker
+from coordinator.calls.broker import Broker
+from coordinator.calls.prices import DatedPrices, Price, Tariff, published_prices
+from coordinator.calls.rates import RateLimiter
+from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.control.devices import Fleet
+from coordinator.control.steps import StepController
+from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.accounts import amount_text
-from coordinator.service.supervision import ServiceManager
+from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.opening import open_store, verify_store
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.budget_watch import BudgetNotifier, notify_changes
+from coordinator.service.device_api import DeviceApi
+from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
+from coordinator.service.security import Security
+from coordinator.service.server import AdminSide, CoordinatorServer
+from coordinator.service.supervision import ServiceManager, parent_gone
+from coordinator.service.telemetry import Sources, Telemetry
+from coordinator.service.tls import ServerCertificates
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
+from edge.rpc.v1 import device_pb2
 
 if TYPE_CHECKING:
-    from coordinator.calls.prices import Tariff
-    from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
-    from coordinator.control.devices import Fleet
-    from coordinator.ledger.budgets import BudgetBook
-    from coordinator.ledger.stores.store import LedgerStore
-    from coordinator.ledger.verify import LedgerRows, VerifyReport
     from coordinator.providers.provider import CloudProvider
-    from coordinator.service.admin_api import AdminApi
-    from coordinator.service.reload import Changes
-    from coordinator.service.security import Security
-    from coordinator.service.server import AdminSide, CoordinatorServer
-    from coordinator.service.telemetry import Sources
-    from edge.rpc.v1.device_pb2 import ServiceLimits
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-LEDGER_FILE = "ledger.sqlite3"
-ADMIN_SOCKET = "admin.sock"
 YOUNG_VALUES = 20_000
 ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
@@ -64,38 +70,6 @@ class Serving:
     admin_addresses: tuple[str, ...] = ()
     metrics_url: str = ""
     console_url: str = ""
-
-
-def ledger_path(state_dir: Path) -> Path:
-    """Where the ledger of a state folder lies."""
-    return state_dir / LEDGER_FILE
-
-
-def default_state_dir() -> Path:
-    """The platform's folder for a coordinator's data."""
-    from platformdirs import user_data_path
-
-    return user_data_path("edge-coordinator")
-
-
-def state_dir_of(config: CoordinatorConfig) -> Path:
-    """The configured state folder or the platform's."""
-    return Path(config.state_dir).expanduser() if config.state_dir else default_state_dir()
-
-
-def admin_listen_of(config: CoordinatorConfig) -> tuple[str, ...]:
-    """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
-
-    Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
-    """
-    from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
-
-    named = config.admin_listen
-    if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
-        return named
-    path = str((state_dir_of(config) / ADMIN_SOCKET).absolute())
-    fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
-    return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
 
 def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
@@ -142,9 +116,6 @@ def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
     """The upstreams by name. Raises ConfigError."""
-    from coordinator.calls.admission import Gate
-    from coordinator.calls.breaker import Breaker, BreakerTerms
-    from coordinator.calls.upstreams import Upstream
 
     def build(alias: str, upstream: UpstreamConfig) -> Upstream:
         return Upstream(
@@ -155,7 +126,7 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
             gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
             deadline_s=upstream.deadline_s,
             max_output_tokens=upstream.max_output_tokens,
-            breaker=Breaker(BreakerTerms(**upstream.breaker.model_dump())),
+            breaker=Breaker(upstream.breaker),
         )
 
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
@@ -163,12 +134,8 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
 
 def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
-    from coordinator.calls.prices import DatedPrice, DatedPrices, Price, published_prices
-
     if upstream.prices:
-        return DatedPrices.of(
-            DatedPrice(row.from_day, Price(row.in_uusd_per_mtok, row.out_uusd_per_mtok), row.until_day) for row in upstream.prices
-        )
+        return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
     return published_prices().find(_host_of(upstream), upstream.model)
@@ -181,19 +148,10 @@ def tariffs_of(config: CoordinatorConfig) -> dict[str, Tariff | None]:
 
 def _host_of(upstream: UpstreamConfig) -> str:
     """The host an upstream asks; "" where it asks none."""
-    from urllib.parse import urlsplit
-
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
     default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
     return urlsplit(upstream.base_url or default).hostname or ""
-
-
-def build_routes(config: CoordinatorConfig) -> dict[str, tuple[Leg, ...]]:
-    """The upstreams of each alias that has several."""
-    from coordinator.calls.upstreams import Leg
-
-    return {alias: tuple(Leg(leg.upstream, leg.weight, leg.order) for leg in legs) for alias, legs in config.aliases.items()}
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
@@ -222,7 +180,7 @@ class Coordinator:
         if not config.listen:
             raise ConfigError("nowhere to listen", hint="`listen` is empty: take it out, or name addresses")
         self.config = self._started = config
-        self.state_dir = state_dir_of(config)
+        self.state_dir = config.state_folder
         self._clock = clock or SystemClock()
         self._store = store
         self._upstreams = upstreams
@@ -249,8 +207,6 @@ class Coordinator:
         """Take limits, tasks, rates and prices of a changed configuration; returns what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
-        from coordinator.service.reload import apply_config, changes_of, same_upstreams
-
         check_security(config)
         tariffs = tariffs_of(config)
         kept = same_upstreams(self._started, config)
@@ -290,21 +246,6 @@ class Coordinator:
             self.drain_begun.set()
 
     async def _start(self) -> Serving:
-        from coordinator.calls.admission import Turnstile
-        from coordinator.calls.broker import Broker, BrokerTerms
-        from coordinator.calls.rates import RateLimiter
-        from coordinator.calls.upstreams import UpstreamTable
-        from coordinator.control.devices import Fleet
-        from coordinator.control.steps import StepController
-        from coordinator.control.upkeep import Upkeep
-        from coordinator.ledger.budgets import BudgetBook
-        from coordinator.service.budget_watch import BudgetNotifier, notify_changes
-        from coordinator.service.device_api import ApiTerms, DeviceApi
-        from coordinator.service.reload import Changeable
-        from coordinator.service.security import Security
-        from coordinator.service.server import LASTING, CoordinatorServer
-        from coordinator.service.telemetry import Sources, Telemetry
-
         config, service = self.config, self.config.service
         notifier = BudgetNotifier()
         self._telemetry = telemetry = Telemetry(config, self._clock)
@@ -320,15 +261,14 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, notifying)
         await fleet.refresh()
         upstreams = telemetry.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
-        table = UpstreamTable(upstreams, build_routes(config))
+        table = UpstreamTable(upstreams, config.aliases)
         self._resources.push_async_callback(table.aclose)
         await table.start()
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(await store.list_set_limits())
         controller = StepController(store, config.effective_tasks, self._clock)
-        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         limiter = RateLimiter(config.rates, self._clock)
-        self._broker = Broker(store, table, controller, book, self._clock, terms, limiter)
+        self._broker = Broker(store, table, controller, book, self._clock, service, limiter)
         api = DeviceApi(
             self._broker,
             controller,
@@ -336,7 +276,7 @@ class Coordinator:
             _service_limits(config),
             notifier=notifier,
             requests=Turnstile("requests run", service.max_rpcs),
-            terms=ApiTerms(service.batch_items, service.watch_heartbeat_s),
+            service=service,
             items=telemetry.items,
         )
         upkeep = Upkeep(store, book, config, self._clock, fleet)
@@ -347,7 +287,7 @@ class Coordinator:
         admin = self._admin_side(admin_api, security)
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
-        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, (telemetry.wrapping(LASTING),))
+        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
         addresses = await server.start()
         self._server = server
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
@@ -368,9 +308,7 @@ class Coordinator:
         return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
 
     def _admin_side(self, api: AdminApi, security: Security) -> AdminSide | None:
-        from coordinator.service.server import AdminSide
-
-        listen = admin_listen_of(self.config)
+        listen = self.config.admin_addresses
         if not listen:
             log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
             return None
@@ -384,8 +322,6 @@ class Coordinator:
         table: UpstreamTable,
         security: Security,
     ) -> AdminApi:
-        from coordinator.service.admin_api import AdminApi, AdminDesk
-
         async def limits() -> BudgetBook:
             book.learn(await store.list_set_limits())
             return book
@@ -398,22 +334,8 @@ class Coordinator:
         return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
-async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyReport:
-    """Verify a ledger while it is in use, holding up no transaction unless it is in memory. Raises StateError, ConfigError."""
-    from coordinator.ledger.stores.memory import MemoryLedgerStore
-    from coordinator.ledger.verify import verify
-
-    def as_of_now() -> VerifyReport:
-        with open_rows(config) as rows:
-            return verify(rows)
-
-    return verify(store.tables) if isinstance(store, MemoryLedgerStore) else await asyncio.to_thread(as_of_now)
-
-
 def check_security(config: CoordinatorConfig) -> None:
     """Try the TLS files, as every listener will use them. Raises ConfigError."""
-    from coordinator.service.tls import ServerCertificates
-
     if config.tls is not None:
         ServerCertificates(config.tls, SystemClock(), role="device").credentials()
         ServerCertificates(config.tls, SystemClock(), role="admin").credentials()
@@ -426,54 +348,6 @@ def notes_on(config: CoordinatorConfig) -> list[str]:
     named["storage.dsn_env"] = config.storage.dsn_env
     unset = [(where, name) for where, name in named.items() if name and not name.startswith("file:") and not os.environ.get(name)]
     return [*notes, *(f"{where}: the environment variable {name} is not set here; `serve` needs it" for where, name in unset)]
-
-
-async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
-    """The configured ledger; a SQLite one lies in the state folder. Raises StateError, ConfigError."""
-    from coordinator.ledger.budgets import limits_of_file, take_limits_file
-    from coordinator.ledger.opening import open_store
-
-    state_dir = state_dir_of(config)
-    _make_state_dir(state_dir)
-    limits_of_file(state_dir)
-    store = await open_store(config.storage, ledger_path(state_dir), clock)
-    if config.storage.backend != "memory":
-        await take_limits_file(store, state_dir, clock.now())
-    return store
-
-
-def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
-    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
-
-    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
-    """
-    if config.storage.backend == "memory":
-        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
-
-    async def opened() -> T:
-        store = await open_store(config, SystemClock())
-        try:
-            return await do(store)
-        finally:
-            await store.aclose()
-
-    return asyncio.run(opened())
-
-
-@contextmanager
-def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
-    """The configured ledger's rows as of now, for reading. Raises StateError, ConfigError."""
-    from coordinator.ledger.opening import open_rows
-
-    with open_rows(config.storage, ledger_path(state_dir_of(config))) as rows:
-        yield rows
-
-
-def _make_state_dir(state_dir: Path) -> None:
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"cannot make the state folder {state_dir}: {error.strerror}") from error
 
 
 async def serve(
@@ -511,8 +385,6 @@ def _collect_rarely() -> None:
 
 async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Event, parent_pid: int | None) -> bool:
     """Wait for a signal, an administrator's request or the parent's death; True for the last."""
-    from coordinator.service.supervision import parent_gone
-
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(signals.get()), asyncio.create_task(drain_begun.wait())]
     if parent_pid is not None:
         waits.append(asyncio.create_task(parent_gone(parent_pid)))
@@ -541,8 +413,6 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def _service_limits(config: CoordinatorConfig) -> ServiceLimits:
-    from edge.rpc.v1 import device_pb2
-
+def _service_limits(config: CoordinatorConfig) -> device_pb2.ServiceLimits:
     most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
     return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)

@@ -6,6 +6,7 @@ Secrets are never written here, only where they lie: `env:NAME` or `file:/PATH`.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -21,9 +22,11 @@ from edge.core.errors import PermissionDenied
 from edge.core.periods import Period
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.hyperparameters import PAPER
+from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
 
 ANY_TASK = "*"
 DEFAULT_ALIAS = "default"
+ADMIN_SOCKET = "admin.sock"
 KEYS_COMMAND = "edge-coordinator config keys"
 EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
@@ -58,6 +61,19 @@ class PriceConfig(Section):
     )
     in_uusd_per_mtok: Count = Field(description="Price of a million input tokens, in micro-USD.")
     out_uusd_per_mtok: Count = Field(description="Price of a million output tokens, in micro-USD.")
+
+
+def check_days(prices: tuple[PriceConfig, ...]) -> tuple[PriceConfig, ...]:
+    """These prices. Raises ValueError where their days contradict each other."""
+    days = [price.from_day for price in prices]
+    if len(set(days)) < len(days):
+        raise ValueError("has two prices from the same day")
+    for price in prices:
+        if price.until_day is not None and price.until_day < price.from_day:
+            raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
+        if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
+            raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
+    return prices
 
 
 class BreakerConfig(Section):
@@ -160,14 +176,7 @@ class UpstreamConfig(Section):
             raise ValueError("has prices and price_in_uusd_per_mtok or price_out_uusd_per_mtok; give one of them")
         if self.provider != "bundled" and (self.price_in_uusd_per_mtok is None) != (self.price_out_uusd_per_mtok is None):
             raise ValueError("has one of price_in_uusd_per_mtok and price_out_uusd_per_mtok; give both")
-        days = [price.from_day for price in self.prices]
-        if len(set(days)) < len(days):
-            raise ValueError("has two prices from the same day")
-        for price in self.prices:
-            if price.until_day is not None and price.until_day < price.from_day:
-                raise ValueError(f"has a price until {price.until_day} that begins later, on {price.from_day}")
-            if any(price.from_day < day <= (price.until_day or price.from_day) for day in days):
-                raise ValueError(f"has a price until {price.until_day} that ends after another one has begun")
+        check_days(self.prices)
         return self
 
     @model_validator(mode="after")
@@ -690,6 +699,28 @@ class CoordinatorConfig(Section):
                 tuple(where.replace("[", ".").replace("]", "").split(".")), f"{where} looks like a secret itself; {HOW}"
             )
         return self
+
+    @property
+    def state_folder(self) -> Path:
+        """The configured state folder or the platform's."""
+        if self.state_dir:
+            return Path(self.state_dir).expanduser()
+        from platformdirs import user_data_path
+
+        return user_data_path("edge-coordinator")
+
+    @property
+    def admin_addresses(self) -> tuple[str, ...]:
+        """Where administrators connect: as configured, and unless that is nowhere, at a Unix socket for the commands of this machine.
+
+        Where the configuration names no socket it is one in the state folder, if its path is short enough for one.
+        """
+        named = self.admin_listen
+        if named is not None and (not named or any(each.startswith(UNIX_PREFIX) for each in named)):
+            return named
+        path = str((self.state_folder / ADMIN_SOCKET).absolute())
+        fits = hasattr(socket, "AF_UNIX") and len(path.encode()) <= MAX_UNIX_PATH_BYTES
+        return (*(named or ()), *((UNIX_PREFIX + path,) if fits else ()))
 
     @property
     def effective_upstreams(self) -> dict[str, UpstreamConfig]:

@@ -92,7 +92,9 @@ class PostgresServer:
             from coordinator.ledger.stores.migrations import migrate_postgres
 
             dsn = await self.empty_database()
-            await migrate_postgres(lambda: self._connect(dsn))
+            connection = await self._connect(dsn)
+            await migrate_postgres(connection)
+            await connection.close()
             self._template = dsn.split("@/")[1].split("?")[0]
         return await self._create(self._template)
 

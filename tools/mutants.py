@@ -59,7 +59,7 @@ MUTANTS = [
     (LEDGER, "if first is None or first.key == request.key:", "if True:"),
     (LEDGER, "return None if crosses else", "return None if False else"),
     (LEDGER, "if row.closed:\n            return _closed_before(row, request)", "if False:\n            pass"),
-    (LEDGER, "self._doubt_all(self._tables.expired_attempts(milliseconds(now))", "self._doubt_all(()"),
+    (LEDGER, "self._doubt_all(self._tables.ask(EXPIRED_ATTEMPTS, milliseconds(now))", "self._doubt_all(()"),
     (LEDGER, "after.dual, recent=after.recent, next_step=row.step + 1", "after.dual, next_step=row.step + 1"),
     (LEDGER, "units=price.units - member.units", "units=price.units"),
     (LEDGER, "max(declared.get(call.prompt_id, 0), call.help_units)", "call.help_units"),

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from coordinator.config import BreakerConfig
+
 PROBE_RETRY_S = 0.5
 
 
@@ -32,16 +34,6 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerTerms:
-    """When it opens and for how long, in seconds. A Retry-After counts up to `longest_retry_after_s`."""
-
-    failures_to_open: int = 5
-    first_pause_s: float = 5.0
-    longest_pause_s: float = 60.0
-    longest_retry_after_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
 class Pass:
     """Leave to ask the upstream once; to be given back with `Breaker.leave`. `period` is the closed or probing time it belongs to."""
 
@@ -52,8 +44,8 @@ class Pass:
 class Breaker:
     """The state of one upstream. Belongs to one event loop."""
 
-    def __init__(self, terms: BreakerTerms | None = None) -> None:
-        self._terms = terms or BreakerTerms()
+    def __init__(self, terms: BreakerConfig | None = None) -> None:
+        self._terms = terms or BreakerConfig()
         self._failures = 0
         self._reopened = 0
         self._open_until_s: float | None = None

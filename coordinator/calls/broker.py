@@ -23,8 +23,8 @@ from coordinator.calls.breaker import Outcome
 from coordinator.calls.flights import Flight, GroupId, Job, Progress
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
-from coordinator.config import RatesConfig, TaskConfig
-from coordinator.control.steps import MAX_STEP, StepController
+from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
+from coordinator.control.steps import StepController
 from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
@@ -78,15 +78,6 @@ MAX_ATTEMPTS = 2
 _PASSING_4XX = frozenset({"http_408", "http_409", "http_425", "http_429", "http_499"})
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerTerms:
-    """Patience and caching: seconds a call may wait for a slot, seconds a lease outlives its deadline, whether answers are cached."""
-
-    max_queue_wait_s: float = 60.0
-    lease_margin_s: float = 30.0
-    answer_cache: bool = True
-
-
 class Broker:
     """Brokers calls of all devices. Belongs to one event loop."""
 
@@ -97,7 +88,7 @@ class Broker:
         controller: StepController,
         book: BudgetBook,
         clock: Clock,
-        terms: BrokerTerms | None = None,
+        service: ServiceConfig | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
         self._store = store
@@ -105,7 +96,7 @@ class Broker:
         self._controller = controller
         self._book = book
         self._clock = clock
-        self._terms = terms or BrokerTerms()
+        self._service = service or ServiceConfig()
         self._limiter = limiter or RateLimiter(RatesConfig(), clock)
         self._loop = asyncio.get_running_loop()
         self._deadlines = Deadlines(self._loop)
@@ -213,7 +204,7 @@ class Broker:
         asker = "" if self._controller.terms_of(call.task).answer_cache == "fleet" else device
         question = cache_key(asker, call.model_alias, call) if self._upstreams.has_choice(call.model_alias) else ""
         route = self._upstreams.choose(call, question, self._clock.now())
-        patience_s = route[0].deadline_s + self._terms.max_queue_wait_s if deadline_s is None else deadline_s
+        patience_s = route[0].deadline_s + self._service.max_queue_wait_s if deadline_s is None else deadline_s
         return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s)
 
     def _launch(self, job: Job, progress: Progress | None) -> Flight:
@@ -262,7 +253,7 @@ class Broker:
         """One upstream: slot, breaker, T1, ask, T2. Raises _NotTaken when it certainly did not execute the call and another may."""
         job, breaker, time = flight.job, upstream.breaker, self._loop.time
         try:
-            await upstream.gate.enter(min(self._terms.max_queue_wait_s, self._left_s(job)), job.device)
+            await upstream.gate.enter(min(self._service.max_queue_wait_s, self._left_s(job)), job.device)
         except CoordinatorUnavailable as error:
             raise _NotTaken(error, attempted=False) from error
         try:
@@ -332,9 +323,9 @@ class Broker:
             help_units=call.help_units,
             hold=quote.hold,
             budgets=self._book.terms(job.device, call.task, now),
-            lease_until=now + deadline_s + self._terms.lease_margin_s,
+            lease_until=now + deadline_s + self._service.lease_margin_s,
             now=now,
-            cache_key=_answer_key(job.device, upstream.model, call, terms) if self._terms.answer_cache else "",
+            cache_key=_answer_key(job.device, upstream.model, call, terms) if self._service.answer_cache else "",
             cache_since=0.0 if terms.answer_cache_ttl_s is None else now - terms.answer_cache_ttl_s,
             initial_dual=terms.dual_init,
             target_rate=terms.rate_at(0, now),
@@ -405,7 +396,7 @@ class Broker:
 
     async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
         """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
-        end, pause_s = self._loop.time() + self._terms.lease_margin_s, 0.05
+        end, pause_s = self._loop.time() + self._service.lease_margin_s, 0.05
         while True:
             try:
                 return await resolve()
@@ -540,8 +531,10 @@ def _require_same_content(known: str, asked: str, key: str) -> None:
 def _check(call: CloudCall) -> None:
     for name, text in (("call_key", call.call_key), ("prompt_id", call.prompt_id), ("model_alias", call.model_alias)):
         _check_key(name, text)
-    if not (SERVING_STEP <= call.step < MAX_STEP and 0 <= call.help_units <= MOST_UNITS):
-        raise InvalidRequest(f"step and help_units cannot be negative; step is below {MAX_STEP}, help_units at most {MOST_UNITS}")
+    if not (SERVING_STEP <= call.step < MOST_UNITS and 0 <= call.help_units <= MOST_UNITS):
+        raise InvalidRequest(
+            f"step and help_units cannot be negative; step is below {MOST_UNITS}, help_units at most {MOST_UNITS}"
+        )
     if not call.messages:
         raise InvalidRequest("a call needs at least one message")
     if not 1 <= call.max_output_tokens <= MOST_UNITS:

@@ -5,14 +5,16 @@ A call is charged at the price of the day it was reserved on (UTC), however long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
+from pydantic import AfterValidator, Field, ValidationError
+
+from coordinator.config import PriceConfig, Section, check_days
 from coordinator.ledger.accounts import Amount
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
@@ -56,40 +58,20 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class DatedPrice:
-    """A price and the days it holds on (UTC): from `from_day` to `until_day` inclusive, or with None until another one begins."""
-
-    from_day: date
-    price: Price
-    until_day: date | None = None
-
-    def __post_init__(self) -> None:
-        if self.until_day is not None and self.until_day < self.from_day:
-            raise ValueError(f"the price from {self.from_day} ends before, on {self.until_day}")
-
-
-@dataclass(frozen=True, slots=True)
 class DatedPrices:
-    """Prices in the order of their days. Raises ValueError on a day given twice, and when one ends after another has begun."""
+    """Prices in the order of their days, which do not contradict each other (`config.check_days`)."""
 
-    entries: tuple[DatedPrice, ...]
+    entries: tuple[PriceConfig, ...]
 
     @staticmethod
-    def of(entries: Iterable[DatedPrice]) -> DatedPrices:
+    def of(entries: Iterable[PriceConfig]) -> DatedPrices:
         """These prices, in whatever order they are given."""
         return DatedPrices(tuple(sorted(entries, key=lambda entry: entry.from_day)))
-
-    def __post_init__(self) -> None:
-        for entry, following in pairwise(self.entries):
-            if following.from_day <= entry.from_day:
-                raise ValueError("each price must hold from a day of its own")
-            if entry.until_day is not None and entry.until_day >= following.from_day:
-                raise ValueError(f"the price until {entry.until_day} ends after the one from {following.from_day} has begun")
 
     def at(self, now: float) -> Price | None:
         """The price of the day that `now` (seconds since the epoch) lies in; None before the first one and after one that has ended."""
         entry = self._begun(now)
-        return None if entry is None or _is_over(entry, now) else entry.price
+        return None if entry is None or _is_over(entry, now) else Price(entry.in_uusd_per_mtok, entry.out_uusd_per_mtok)
 
     def why_none(self, now: float) -> str:
         """Why there is no price at `now`; "" when there is one."""
@@ -98,7 +80,7 @@ class DatedPrices:
             return f"its first price holds from {self.entries[0].from_day} on" if self.entries else NEVER_PRICED
         return f"its price ended on {entry.until_day}" if _is_over(entry, now) else ""
 
-    def _begun(self, now: float) -> DatedPrice | None:
+    def _begun(self, now: float) -> PriceConfig | None:
         """The latest that has begun."""
         return next((entry for entry in reversed(self.entries) if entry.from_day <= _day_of(now)), None)
 
@@ -127,58 +109,31 @@ def published_prices() -> PriceBook:
     return read_price_file(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
 
 
+class _PriceFile(Section):
+    as_of: date
+    source: str
+    hosts: dict[str, dict[str, Annotated[tuple[PriceConfig, ...], Field(min_length=1), AfterValidator(check_days)]]]
+
+
 def read_price_file(text: str) -> PriceBook:
     """A price file's content. Raises ConfigError that names the entry that is none."""
     import yaml
 
     hint = "install the package again"
     try:
-        data = yaml.safe_load(text)
-        hosts: Mapping[str, Mapping[str, Any]] = data["hosts"]
-        tariffs = {
-            (host, model): _dated(f"{host} {model}", rows) for host, models in hosts.items() for model, rows in models.items()
-        }
-        return PriceBook(_day(data["as_of"]), str(data["source"]), tariffs)
+        file = _PriceFile.model_validate(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise ConfigError(f"{PRICE_FILE} is damaged: no YAML", hint=hint) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{PRICE_FILE} is damaged: {error}", hint=hint) from error
-
-
-def _dated(where: str, rows: Sequence[Mapping[str, Any]]) -> DatedPrices:
-    if not isinstance(rows, list) or not rows:
-        raise ValueError(f"{where} has no list of prices")
-    try:
-        return DatedPrices.of(map(_entry, rows))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _entry(row: Any) -> DatedPrice:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{row!r} is no price")
-    unknown = set(row) - {"from_day", "until_day", "in_uusd_per_mtok", "out_uusd_per_mtok"}
-    if unknown:
-        raise ValueError(f"{sorted(unknown)[0]} is no part of a price")
-    price = Price(*(_uusd(row.get(name), name) for name in ("in_uusd_per_mtok", "out_uusd_per_mtok")))
-    return DatedPrice(_day(row.get("from_day")), price, _day(row["until_day"]) if "until_day" in row else None)
-
-
-def _uusd(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} must be a whole number of micro-USD, not {value!r}")
-    return value
-
-
-def _day(value: Any) -> date:
-    if not isinstance(value, date) or isinstance(value, datetime):
-        raise ValueError(f"{value!r} is no day")
-    return value
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{PRICE_FILE} is damaged: {' '.join(map(str, first['loc']))}: {first['msg']}", hint=hint) from error
+    tariffs = {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}
+    return PriceBook(file.as_of, file.source, tariffs)
 
 
 def _day_of(now: float) -> date:
     return datetime.fromtimestamp(now, UTC).date()
 
 
-def _is_over(entry: DatedPrice, now: float) -> bool:
+def _is_over(entry: PriceConfig, now: float) -> bool:
     return entry.until_day is not None and _day_of(now) > entry.until_day

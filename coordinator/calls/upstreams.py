@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker, Outcome
 from coordinator.calls.prices import Price, Tariff, why_unpriced
+from coordinator.config import LegConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
@@ -96,21 +97,14 @@ def may_go_elsewhere(error: ProviderError) -> bool:
     return error.executed is False and error.kind not in _OWN_FAULTS
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One upstream of a route. Lower `order` is asked first; upstreams of one order share the calls by `weight` (> 0)."""
-
-    upstream: str
-    weight: float = 1.0
-    order: int = 0
-
-
 class UpstreamTable:
     """Finds the upstreams of an alias. An alias without a route of its own is the upstream of that name."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream], routes: Mapping[str, Sequence[Leg]] | None = None) -> None:
+    def __init__(self, upstreams: Mapping[str, Upstream], routes: Mapping[str, Sequence[LegConfig]] | None = None) -> None:
         self._upstreams = dict(upstreams)
-        self._routes = {alias: (Leg(alias),) for alias in upstreams} | {a: tuple(legs) for a, legs in (routes or {}).items()}
+        self._routes = {alias: (LegConfig(upstream=alias),) for alias in upstreams} | {
+            a: tuple(legs) for a, legs in (routes or {}).items()
+        }
 
     def all(self) -> tuple[Upstream, ...]:
         """Every upstream as it is now, by name."""
@@ -175,7 +169,7 @@ def _unpriced(alias: str, why: str) -> Unpriced:
     return Unpriced(f"model {alias!r} has no price: {why}", hint="set the upstream's prices in the configuration")
 
 
-def _place(leg: Leg, question: str) -> float:
+def _place(leg: LegConfig, question: str) -> float:
     """A draw of an exponential variable with rate `weight`: sorted by it, legs come first in proportion to their weights."""
     drawn = hashlib.sha256(f"{question}|{leg.upstream}".encode()).digest()
     uniform = (int.from_bytes(drawn[:7], "big") + 1) / 2.0**56

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from coordinator.app import admin_listen_of
 from coordinator.config import CoordinatorConfig
 from edge.core.errors import ConfigError, EdgeError
 from edge.rpc.address import Address, parse_address
@@ -32,7 +31,7 @@ def _listeners(config: CoordinatorConfig) -> Iterator[tuple[str, str, bool]]:
     tls = config.tls is not None
     for text in config.listen:
         yield "listen", text, tls or config.service.allow_insecure
-    for text in admin_listen_of(config):
+    for text in config.admin_addresses:
         yield "admin_listen", text, tls
     for key in ("metrics_listen", "console_listen"):
         if text := getattr(config, key):

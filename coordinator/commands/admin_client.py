@@ -14,7 +14,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from coordinator.app import admin_listen_of
 from coordinator.config import CoordinatorConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import VerifyReport
@@ -170,7 +169,7 @@ def _addresses(config: CoordinatorConfig) -> list[Address]:
     """Where administrators connect: `admin.address`, or the listeners of this machine, sockets first."""
     if config.admin.address is not None:
         return [parse_address(config.admin.address)]
-    return sorted(map(parse_address, admin_listen_of(config)), key=lambda each: not each.path)
+    return sorted(map(parse_address, config.admin_addresses), key=lambda each: not each.path)
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.app import in_ledger, open_rows
 from coordinator.commands.admin_client import AdminClient, running_coordinator
 from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, Limits, PriceRow, TaskRow, amount_text
 from coordinator.ledger.budgets import SCOPES, limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
+from coordinator.ledger.opening import in_ledger, open_rows
+from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
 from coordinator.ledger.transitions import task_as_seen
 from coordinator.service.admin_api import MOST_UNITS
 from edge.core.clock import SystemClock
@@ -71,9 +72,9 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
         if client is not None:
             return _reported(client)
     with open_rows(config) as rows:
-        budgets, prices = list(rows.all_budgets()), {row.key: row for row in rows.all_prices()}
-        tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all_tasks()]
-        was_set = tuple(rows.set_limits())
+        budgets, prices = list(rows.all(BUDGET)), {row.key: row for row in rows.all(PRICE)}
+        tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all(TASK)]
+        was_set = tuple(rows.all(SET_LIMITS))
     limits, now = overlaid(config.budgets if configured else limits_in_ledger(budgets), was_set), SystemClock().now()
     shown = rows_held_to_next(budgets, limits, now) if configured else rows_with_set(budgets, was_set, now)
     return Spending(limits, shown, tasks, list(prices.values()), settings_set(was_set), configured)

@@ -130,11 +130,11 @@ def _require_settings(file: Path) -> None:
 
 def _require_verified(config: CoordinatorConfig) -> None:
     """Raises LedgerDiffers. A ledger that is still to be made, or in memory, has nothing to verify."""
-    from coordinator.app import ledger_path, open_rows, state_dir_of
+    from coordinator.ledger.opening import ledger_path, open_rows
     from coordinator.ledger.verify import verify
 
     backend = config.storage.backend
-    if backend == "memory" or (backend == "sqlite" and not ledger_path(state_dir_of(config)).exists()):
+    if backend == "memory" or (backend == "sqlite" and not ledger_path(config).exists()):
         return
     with open_rows(config) as rows:
         report = verify(rows)
@@ -381,8 +381,8 @@ def ledger_verify(settings: Settings, json_lines: Json = False) -> None:
 
     With --coordinator it is the coordinator there that recomputes; who does not trust it exports the journal.
     """
-    from coordinator.app import open_rows
     from coordinator.commands.admin_client import required_coordinator
+    from coordinator.ledger.opening import open_rows
     from coordinator.ledger.verify import verify
 
     config = settings.config()
@@ -416,8 +416,8 @@ def ledger_export(
 
     Interrupted or grown since? `--after N` goes on behind entry N; files put one behind the other are one export.
     """
-    from coordinator.app import open_rows
     from coordinator.commands.admin_client import required_coordinator
+    from coordinator.ledger.opening import open_rows
     from coordinator.ledger.verify import export, write_entries
 
     config = settings.config()
@@ -467,7 +467,7 @@ def ledger_backup(
     A ledger in PostgreSQL is copied with pg_dump. To go back: stop the coordinator, put the copy where the ledger was (without the old -wal
     and -shm files), and start with `serve --verify`. What was spent after the copy is not in it: take it off the limits.
     """
-    from coordinator.app import ledger_path, state_dir_of
+    from coordinator.ledger.opening import ledger_path
     from coordinator.ledger.stores.sqlite import copy_file
     from coordinator.ledger.verify import verify_file
 
@@ -477,7 +477,7 @@ def ledger_backup(
             f"a ledger in {config.storage.backend} is no file",
             hint="copy a PostgreSQL ledger with pg_dump, which sees one state of it",
         )
-    copy_file(ledger_path(state_dir_of(config)), output)
+    copy_file(ledger_path(config), output)
     _print_verified(verify_file(output), json_lines)
 
 

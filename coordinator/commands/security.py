@@ -243,13 +243,12 @@ def _require_device_role(role: str, done: str) -> None:
 
 
 def _tokens(config: CoordinatorConfig) -> tuple[Tokens, TokenStore]:
-    from coordinator.app import state_dir_of
-    from coordinator.service.security import token_store, token_terms
+    from coordinator.service.security import token_store
     from coordinator.service.tokens import Tokens
     from edge.core.clock import SystemClock
 
-    store = token_store(config, state_dir_of(config))
-    return Tokens(store, token_terms(config.auth), SystemClock()), store
+    store = token_store(config, config.state_folder)
+    return Tokens(store, config.auth, SystemClock()), store
 
 
 def _print_written(written: Written) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec.structs import asdict as amount_asdict
 
-from coordinator.app import admin_listen_of, in_ledger
 from coordinator.commands.admin_client import AdminClient, credentials_of, required_coordinator, running_coordinator
 from coordinator.config import CoordinatorConfig
 from coordinator.control.devices import Fleet
 from coordinator.ledger.accounts import NO_AMOUNT, Amount
+from coordinator.ledger.opening import in_ledger
 from coordinator.service.admin_api import device_record
 from coordinator.service.admin_text import as_json, records_of, upstream_line
 from edge.core.clock import SystemClock
@@ -140,7 +140,7 @@ def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: f
 
 def _local_address(config: CoordinatorConfig) -> str:
     """Where a health check can connect without a credential: a Unix socket, or a loopback port without TLS. Raises UsageError."""
-    listening = [*admin_listen_of(config), *config.listen]
+    listening = [*config.admin_addresses, *config.listen]
     sockets = [each for each in listening if parse_address(each).path]
     ports = [each for each in listening if config.tls is None and parse_address(each).is_local]
     for each in (*sockets, *ports):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from coordinator.ledger.accounts import DeviceRow
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.transitions import device_disabled
+from coordinator.ledger.transitions import device_disabled, milliseconds
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied
 
@@ -23,19 +24,6 @@ MOST_SEEN_AT_ONCE = 256
 MAX_VERSION_CHARS = 100
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device that registered: its agent's version, the tasks it works on, when it was first and last seen (seconds since the epoch), and
-    whether the operator has disabled it."""
-
-    device_id: str
-    agent_version: str
-    tasks: tuple[str, ...]
-    first_seen: float
-    last_seen: float
-    disabled: bool = False
 
 
 def is_device_id(text: str) -> bool:
@@ -69,9 +57,9 @@ class Fleet:
         self._disabled: frozenset[str] = frozenset()
         self._seen: dict[str, float] = {}
 
-    async def register(self, device_id: str, agent_version: str, tasks: tuple[str, ...]) -> Device:
+    async def register(self, device_id: str, agent_version: str, tasks: tuple[str, ...]) -> DeviceRow:
         """Note a registration; a device that registers again keeps its first time. Raises PermissionDenied for a disabled one."""
-        return _device(await self._store.register_device(device_id, agent_version, tasks, self._clock.now()))
+        return await self._store.register_device(device_id, agent_version, tasks, self._clock.now())
 
     def admit(self, device_id: str) -> None:
         """Note that a device called. Raises PermissionDenied for a disabled one."""
@@ -79,18 +67,20 @@ class Fleet:
             raise device_disabled(device_id)
         self._seen[device_id] = self._clock.now()
 
-    async def set_disabled(self, device_id: str, disabled: bool) -> Device:
+    async def set_disabled(self, device_id: str, disabled: bool) -> DeviceRow:
         """Shut a device out, or let it in again. What it has under way is settled as ever. Raises InvalidRequest on a malformed
         id, NotFound for one to be enabled that nobody knows."""
         if not is_device_id(device_id):
             raise InvalidRequest("a device id is 1 to 64 letters, digits, dots, dashes or underscores")
         row = await self._store.set_device_disabled(device_id, disabled, self._clock.now())
         self._disabled = self._disabled | {device_id} if disabled else self._disabled - {device_id}
-        return _device(row)
+        return row
 
-    async def devices(self) -> tuple[Device, ...]:
+    async def devices(self) -> tuple[DeviceRow, ...]:
         """All of them, by id."""
-        return tuple(_device(row, self._seen.get(row.device, 0.0)) for row in await self._store.list_devices())
+        rows = await self._store.list_devices()
+        seen_ms = {row.device: max(row.last_seen_ms, milliseconds(self._seen.get(row.device, 0.0))) for row in rows}
+        return tuple(replace(row, last_seen_ms=seen_ms[row.device]) for row in rows)
 
     async def refresh(self) -> None:
         """Write down who was seen, and learn who was disabled, also by another replica."""
@@ -114,8 +104,3 @@ class Fleet:
     async def learn_disabled(self) -> None:
         """Learn who is disabled, by whichever replica."""
         self._disabled = frozenset(row.device for row in await self._store.list_devices() if row.disabled)
-
-
-def _device(row: DeviceRow, seen: float = 0.0) -> Device:
-    last = max(row.last_seen_ms / 1000, seen)
-    return Device(row.device, row.agent_version, row.tasks, row.first_seen_ms / 1000, last, row.disabled)

@@ -6,7 +6,6 @@ of gRPC.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,12 +14,11 @@ from coordinator import failpoints
 from coordinator.config import ANY_TASK, TaskConfig
 from coordinator.ledger.accounts import CloseStepRequest, OpenStepRequest, price_key
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.transitions import MOST_UNITS
+from coordinator.ledger.transitions import check_close, check_open
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest, NotFound
 from edge.rpc.client import StepClosed, StepOpened, TaskTerms
 
-MAX_STEP = MOST_UNITS
 _REFUSED_STEPS_KEPT = 16
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
@@ -81,10 +79,10 @@ class StepController:
         request = OpenStepRequest(
             device=device,
             task=task,
-            step=_checked_step(step),
-            planned_prompts=_positive("planned_prompts", planned_prompts),
-            group_size=_positive("group_size", group_size),
-            target_rate=_checked_rate(terms.rate_at(step, now, target_rate)),
+            step=step,
+            planned_prompts=planned_prompts,
+            group_size=group_size,
+            target_rate=terms.rate_at(step, now, target_rate),
             dual_lr=rule.lr,
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
@@ -94,6 +92,7 @@ class StepController:
             dual_window=rule.window,
             dual_ceiling=rule.ceiling,
         )
+        check_open(request)  # before a store that is asked for a step that no database can keep
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
 
@@ -109,42 +108,17 @@ class StepController:
     ) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
-        if help_units > _positive("total_units", total_units):
-            raise InvalidRequest(f"{help_units} of {total_units} responses cannot have asked")
-        if uncalled_units > help_units:
-            raise InvalidRequest(f"{uncalled_units} of {help_units} requests for help cannot have gone without a call")
-        if own_rate is not None and not 0.0 <= own_rate <= 1.0:
-            raise InvalidRequest(f"own_rate must lie in [0, 1], not {own_rate}")
         refused = step in self._refused_steps.get((device, task), ())
         request = CloseStepRequest(
-            device, task, _checked_step(step), total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
+            device, task, step, total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
         )
+        check_close(request)
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)
         failpoints.reach("closed")
         return StepClosed(task, step, row.dual_before, row.dual_after, row.assist_rate, row.discrepancies)
 
 
-def _checked_rate(rate: float) -> float:
-    """A share; only what a device wishes can be none."""
-    if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
-        raise InvalidRequest(f"target_rate must lie in [0, 1], not {rate}")
-    return rate
-
-
-def _positive(name: str, value: int) -> int:
-    if not 1 <= value <= MOST_UNITS:
-        raise InvalidRequest(f"{name} must be 1 to {MOST_UNITS}, not {value}")
-    return value
-
-
 @lru_cache(maxsize=4096)
 def _is_task_name(text: str) -> bool:
     return _TASK_NAME.fullmatch(text) is not None
-
-
-def _checked_step(step: int) -> int:
-    """A learning step that every store can keep."""
-    if not 0 <= step < MAX_STEP:
-        raise InvalidRequest(f"step {step} is out of range")
-    return step

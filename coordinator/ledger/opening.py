@@ -1,61 +1,115 @@
-"""Which store a configuration means: the part of `bootstrap` that names the stores. Knows settings and classes; knows nothing of rows."""
+"""The configured ledger: opened to serve, or to be read from outside. The only place that names concrete stores."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from coordinator.config import StorageConfig
-from edge.core.clock import Clock
+from coordinator.config import CoordinatorConfig, StorageConfig
+from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError
 from edge.core.install import install_extra
 
 if TYPE_CHECKING:
     from coordinator.ledger.stores.store import LedgerStore
-    from coordinator.ledger.verify import LedgerRows
+    from coordinator.ledger.verify import LedgerRows, VerifyReport
+
+T = TypeVar("T")
+LEDGER_FILE = "ledger.sqlite3"
 
 
-async def open_store(storage: StorageConfig, file: Path, clock: Clock) -> LedgerStore:
-    """The configured ledger; `file` is where a SQLite one lies. Raises StateError, ConfigError."""
-    if storage.backend == "memory":
+def ledger_path(config: CoordinatorConfig) -> Path:
+    """Where a SQLite ledger lies."""
+    return config.state_folder / LEDGER_FILE
+
+
+async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
+    """The configured ledger, with the limits of earlier versions taken in. Raises StateError, ConfigError."""
+    from coordinator.ledger.budgets import limits_of_file, take_limits_file
+
+    folder = config.state_folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot make the state folder {folder}: {error.strerror}") from error
+    limits_of_file(folder)
+    if config.storage.backend == "memory":
         from coordinator.ledger.stores.memory import MemoryLedgerStore
 
         return MemoryLedgerStore(clock.now())
-    if storage.backend == "postgres":
-        _require_asyncpg()
+    store: LedgerStore
+    if config.storage.backend == "postgres":
+        dsn = _postgres_dsn(config.storage)
         from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
 
-        return await PostgresLedgerStore.open(
-            postgres_dsn(storage), clock.now(), PostgresSettings(replica_lease_s=storage.replica_lease_s)
-        )
-    from coordinator.ledger.stores.sqlite import SqliteLedgerStore
+        settings = PostgresSettings(replica_lease_s=config.storage.replica_lease_s)
+        store = await PostgresLedgerStore.open(dsn, clock.now(), settings)
+    else:
+        from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 
-    return await SqliteLedgerStore.open(file, clock.now())
+        store = await SqliteLedgerStore.open(ledger_path(config), clock.now())
+    await take_limits_file(store, folder, clock.now())
+    return store
+
+
+def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
+    """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
+
+    Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
+    """
+    if config.storage.backend == "memory":
+        raise ConfigError("a ledger in memory is gone with its coordinator, and none runs", hint="start it first")
+
+    async def opened() -> T:
+        store = await open_store(config, SystemClock())
+        try:
+            return await do(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(opened())
 
 
 @contextmanager
-def open_rows(storage: StorageConfig, file: Path) -> Iterator[LedgerRows]:
+def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
     """The configured ledger's rows as of now, for reading, also while coordinators write. Raises StateError, ConfigError."""
-    if storage.backend == "memory":
+    if config.storage.backend == "memory":
         raise ConfigError("a ledger in memory cannot be read from outside", hint="choose storage.backend sqlite or postgres")
-    if storage.backend == "postgres":
-        _require_asyncpg()
+    if config.storage.backend == "postgres":
+        dsn = _postgres_dsn(config.storage)
         from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres
 
-        with open_postgres(postgres_dsn(storage)) as rows:
+        with open_postgres(dsn) as rows:
             yield rows
         return
     from coordinator.ledger.stores.sqlite import open_read_only
 
-    with open_read_only(file) as tables:
+    with open_read_only(ledger_path(config)) as tables:
         yield tables
 
 
-def postgres_dsn(storage: StorageConfig) -> str:
-    """Where the database is, from the configuration or the environment variable it names. Raises ConfigError."""
+async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyReport:
+    """Verify a ledger while it is in use, holding up no transaction unless it is in memory. Raises StateError, ConfigError."""
+    from coordinator.ledger.stores.memory import MemoryLedgerStore
+    from coordinator.ledger.verify import verify
+
+    def as_of_now() -> VerifyReport:
+        with open_rows(config) as rows:
+            return verify(rows)
+
+    return verify(store.tables) if isinstance(store, MemoryLedgerStore) else await asyncio.to_thread(as_of_now)
+
+
+def _postgres_dsn(storage: StorageConfig) -> str:
+    """Where the database is, from the configuration or the environment variable it names. Raises ConfigError, also without asyncpg."""
+    from importlib.util import find_spec
+
+    if find_spec("asyncpg") is None:
+        raise ConfigError("storage.backend postgres needs asyncpg", hint=install_extra("postgres"))
     if storage.dsn_env is None:
         return storage.dsn or ""
     dsn = os.environ.get(storage.dsn_env, "")
@@ -64,10 +118,3 @@ def postgres_dsn(storage: StorageConfig) -> str:
             f"the environment variable {storage.dsn_env} is not set", hint="storage.dsn_env names it: postgresql://..."
         )
     return dsn
-
-
-def _require_asyncpg() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("asyncpg") is None:
-        raise ConfigError("storage.backend postgres needs asyncpg", hint=install_extra("postgres"))

@@ -1,7 +1,7 @@
 """The budget ledger: transactions T1 to T4 as transition functions. Knows money, holds, steps and the journal; knows nothing of SQL,
 gRPC, providers or clocks.
 
-`Ledger` runs over a `Tables` port inside a transaction that its store opens and closes; a raised error means the store rolls back.
+`Ledger` runs over tables inside a transaction that its store opens and closes; a raised error means the store rolls back.
 Every change of a row is told to the journal in the same transaction, completely enough that `verify` can rebuild all rows from it.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -56,6 +56,22 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
 from coordinator.ledger.journal import JournalEntry, next_entry
+from coordinator.ledger.stores.buffered import BufferedTables
+from coordinator.ledger.tables import (
+    BUDGET,
+    BUDGETS_AFTER,
+    BUDGETS_UNDER,
+    CALLS_AFTER,
+    DEVICE,
+    DEVICE_CALLS_AFTER,
+    EXPIRED_ATTEMPTS,
+    IDLE_PRICE_MEMBERS,
+    OLD_RESULTS,
+    ORPHANED_ATTEMPTS,
+    PRICE,
+    STEP_CALLS,
+    TASK,
+)
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
 from edge.core.formatting import counted
 from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
@@ -67,188 +83,15 @@ PURGED_IN_ENTRY = 1000
 """How many calls one journal entry of a purge names: an entry has to fit into a message."""
 
 
-class ReadTables(Protocol):
-    """The ledger's rows, for reading; a getter gives None where there is no row."""
-
-    def call(self, device: str, key: str) -> CallRow | None:
-        """A call by its key."""
-        ...
-
-    def step_calls(self, device: str, task: str, step: int) -> Sequence[CallRow]:
-        """All calls of a step."""
-        ...
-
-    def attempt(self, device: str, key: str, number: int) -> AttemptRow | None:
-        """One attempt of a call."""
-        ...
-
-    def expired_attempts(self, lease_until_ms: int) -> Sequence[AttemptRow]:
-        """DISPATCHED attempts whose lease ended at this time or before, oldest lease first."""
-        ...
-
-    def orphaned_attempts(self, epoch: int) -> Sequence[AttemptRow]:
-        """DISPATCHED attempts of process runs that are gone; the one that asks, `epoch`, is not, nor is another that lives."""
-        ...
-
-    def budget(self, key: str) -> BudgetRow | None:
-        """A budget."""
-        ...
-
-    def budgets_under(self, prefix: str) -> Sequence[BudgetRow]:
-        """Budgets whose key begins with this, sorted by key."""
-        ...
-
-    def step(self, device: str, task: str, step: int) -> StepRow | None:
-        """A step."""
-        ...
-
-    def task(self, device: str, task: str) -> TaskRow | None:
-        """A task."""
-        ...
-
-    def price(self, key: str) -> PriceRow | None:
-        """A shared λ."""
-        ...
-
-    def price_member(self, price: str, device: str) -> PriceMember | None:
-        """A device's part in a fleet's price."""
-        ...
-
-    def idle_price_members(self, seen_ms: int) -> Sequence[PriceMember]:
-        """Members with units that were last seen before this time, sorted by price and device."""
-        ...
-
-    def device(self, device: str) -> DeviceRow | None:
-        """A registered device."""
-        ...
-
-    def set_limits(self) -> Sequence[SetLimits]:
-        """What was set at run time, sorted by scope."""
-        ...
-
-    def results_before(self, updated_ms: int) -> Sequence[CallRow]:
-        """COMPLETED calls with a text that were last changed before this time."""
-        ...
-
-    def all_budgets(self) -> Iterable[BudgetRow]:
-        """All budgets, sorted by key."""
-        ...
-
-    def all_calls(self) -> Iterable[CallRow]:
-        """All calls, sorted by device and key."""
-        ...
-
-    def budgets_after(self, key: str, limit: int, *, with_steps: bool) -> Sequence[BudgetRow]:
-        """At most `limit` budgets above this key, sorted by it; the call credits of steps only with `with_steps`."""
-        ...
-
-    def calls_after(self, device: str, key: str, limit: int, *, only_device: str) -> Sequence[CallRow]:
-        """At most `limit` calls above (device, key), sorted by both; of one device, or of all when `only_device` is ""."""
-        ...
-
-    def all_attempts(self) -> Iterable[AttemptRow]:
-        """All attempts, sorted by device, key and number."""
-        ...
-
-    def all_steps(self) -> Iterable[StepRow]:
-        """All steps, sorted by device, task and step."""
-        ...
-
-    def all_tasks(self) -> Iterable[TaskRow]:
-        """All tasks, sorted by device and task."""
-        ...
-
-    def all_prices(self) -> Iterable[PriceRow]:
-        """All shared λ, sorted by key."""
-        ...
-
-    def all_price_members(self) -> Iterable[PriceMember]:
-        """All members of fleets' prices, sorted by price and device."""
-        ...
-
-    def all_devices(self) -> Iterable[DeviceRow]:
-        """All devices, sorted by id."""
-        ...
-
-    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
-        """Entries with a sequence number above this one, in order, at most `limit` of them."""
-        ...
-
-    def journal_head(self) -> tuple[int, str]:
-        """Sequence number and hash of the last entry; (0, GENESIS) for an empty journal."""
-        ...
-
-
-class Tables(ReadTables, Protocol):
-    """Rows of one open transaction. `put_*` inserts or replaces a whole row."""
-
-    def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
-        """A prompt group's call that is DISPATCHED, or COMPLETED with its text and not itself a copy."""
-        ...
-
-    def cached_call(self, cache_key: str) -> CallRow | None:
-        """The latest COMPLETED call under a cache key that still has its text and is not itself a copy."""
-        ...
-
-    def put_call(self, row: CallRow) -> None:
-        """Write a call."""
-        ...
-
-    def put_attempt(self, row: AttemptRow) -> None:
-        """Write an attempt."""
-        ...
-
-    def put_budget(self, row: BudgetRow) -> None:
-        """Write a budget."""
-        ...
-
-    def hold(self, key: str, amount: Amount, from_aside: Amount) -> bool:
-        """Add to `reserved` and take `from_aside` from `set_aside` if committed + reserved + set_aside is then within the limits; False
-        (and no change) if not."""
-        ...
-
-    def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
-        """Take `hold` from `reserved`, add `charge` (never more) to `committed` and `to_aside` to `set_aside`."""
-        ...
-
-    def put_step(self, row: StepRow) -> None:
-        """Write a step."""
-        ...
-
-    def put_task(self, row: TaskRow) -> None:
-        """Write a task."""
-        ...
-
-    def put_price(self, row: PriceRow) -> None:
-        """Write a shared λ."""
-        ...
-
-    def put_price_member(self, row: PriceMember) -> None:
-        """Write a device's part in a fleet's price."""
-        ...
-
-    def put_device(self, row: DeviceRow) -> None:
-        """Write a device."""
-        ...
-
-    def put_set_limits(self, row: SetLimits) -> None:
-        """Write what was set for a scope."""
-        ...
-
-    def append_journal(self, entry: JournalEntry) -> None:
-        """Append an entry."""
-        ...
-
-
 class Ledger:
     """The transitions, for the process run `epoch`."""
 
-    def __init__(self, tables: Tables, epoch: int) -> None:
+    def __init__(self, tables: BufferedTables, epoch: int) -> None:
         self._tables = tables
         self._epoch = epoch
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> BufferedTables:
         """The rows, for reading."""
         return self._tables
 
@@ -262,7 +105,7 @@ class Ledger:
         """
         _check_reserve(request)
         self._require_enabled(request.device)
-        known = self._tables.call(request.device, request.key)
+        known = self._tables.calls.get(request.device, request.key)
         if known is not None:
             _check_same_content(known, request)
             if known.state is not CallState.REFUNDED:
@@ -279,7 +122,7 @@ class Ledger:
     def _require_open_step(self, request: ReserveRequest) -> None:
         if request.step == SERVING_STEP:
             return
-        row = self._tables.step(request.device, request.task, request.step)
+        row = self._tables.steps.get(request.device, request.task, request.step)
         if row is None or row.closed:
             raise _mismatch(request.task, request.step, self._next_step(request.device, request.task))
 
@@ -315,7 +158,7 @@ class Ledger:
             finish=source.finish,
             source_key=f"{source.device}|{source.key}",
         )
-        self._tables.put_call(row)
+        self._tables.calls.put(row)
         task = self._meet_task(request)
         self._journal(request.now, "copy", {**_call_data(row), "source": row.source_key, "version": task.version})
         return Replay(row)
@@ -335,8 +178,8 @@ class Ledger:
             epoch=self._epoch,
             lease_ms=milliseconds(request.lease_until),
         )
-        self._tables.put_call(call)
-        self._tables.put_attempt(attempt)
+        self._tables.calls.put(call)
+        self._tables.attempts.put(attempt)
         task = self._meet_task(request)
         self._journal(request.now, "reserve", {**_call_data(call), **_attempt_data(attempt), "version": task.version})
         return Reserved(number, attempt.billing_key)
@@ -346,7 +189,7 @@ class Ledger:
         keys: set[str] = set()
         outdated: list[BudgetTerms] = []
         for terms in request.budgets:
-            row = self._tables.budget(terms.key)
+            row = self._tables.budgets.get(terms.key)
             if row is not None and _already_applied(row, terms):
                 keys.add(terms.key)
             else:
@@ -366,12 +209,12 @@ class Ledger:
     def _apply_terms(self, terms: BudgetTerms, device: str, now: float) -> tuple[str, ...]:
         """Create a budget, or bring its limits and floors to what the configuration asks; spent amounts stay allowed. Returns the keys to
         hold on: the budget's, and the device's share where the budget is shared fairly."""
-        row = self._tables.budget(terms.key)
+        row = self._tables.budgets.get(terms.key)
         known = row or BudgetRow(terms.key, terms.limits, terms.limits)
         share = share_key(terms.key, device)
-        joins = terms.floor_ppm > 0 and self._tables.budget(share) is None
+        joins = terms.floor_ppm > 0 and self._tables.budgets.get(share) is None
         if joins:
-            self._tables.put_budget(BudgetRow(share, Limits(), Limits()))
+            self._tables.budgets.put(BudgetRow(share, Limits(), Limits()))
         changed = replace(
             known,
             asked=terms.limits,
@@ -381,7 +224,7 @@ class Ledger:
         )
         if changed != row:
             changed = self._with_floor(changed)
-            self._tables.put_budget(changed)
+            self._tables.budgets.put(changed)
             self._journal(now, "limits", {**_limits_data(changed), **({"joined": device} if joins else {})})
         return (terms.key, share) if terms.floor_ppm > 0 else (terms.key,)
 
@@ -389,7 +232,7 @@ class Ledger:
         """The budget with floor and what is set aside for it computed anew, from what each member has used."""
         if row.floor_ppm == 0:
             return replace(row, floor=Amount(), set_aside=Amount())
-        used_by_member = [share.used.units for share in self._tables.budgets_under(share_prefix(row.key))]
+        used_by_member = [share.used.units for share in self._shares(row.key)]
         floors, aside = [], []
         limits = _limits(row.limits)
         for limit, used, members_used in zip(limits, row.used.units, zip(*used_by_member, strict=True), strict=True):
@@ -398,6 +241,10 @@ class Ledger:
             floors.append(floor)
             aside.append(unused_floor(floor, members_used))
         return replace(row, floor=Amount(*floors), set_aside=Amount(*aside))
+
+    def _shares(self, budget: str) -> list[BudgetRow]:
+        prefix = share_prefix(budget)
+        return self._tables.ask(BUDGETS_UNDER, prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
 
     def _floor_taken(self, key: str, device: str, keys: Sequence[str], hold: Amount) -> Amount:
         """How much of a hold comes out of what was set aside for the device."""
@@ -413,12 +260,12 @@ class Ledger:
         """What a device has not used yet of its floor in a budget, once it has used `more` and then `less`; nothing where `keys` has no
         share of it. Reads the budget before the share, in the order in which rows are locked."""
         share = share_key(key, device)
-        row = self._tables.budget(key) if share in keys else None
-        own = self._tables.budget(share) if row is not None else None
+        row = self._tables.budgets.get(key) if share in keys else None
+        own = self._tables.budgets.get(share) if row is not None else None
         return own.used.plus(more).minus(less).short_of(row.floor) if row is not None and own is not None else Amount()
 
     def _exhausted(self, key: str, hold: Amount, from_aside: Amount) -> BudgetExhausted:
-        row = self._tables.budget(key)
+        row = self._tables.budgets.get(key)
         others = row.set_aside.minus(from_aside) if row else Amount()
         units = row.limits.units_exceeded(row.used.plus(others).plus(hold)) if row else ()
         scope = key.split("@")[0].split("[")[0]
@@ -487,8 +334,8 @@ class Ledger:
         return self._resolve(attempt, call, state, charged, reason, now, {})
 
     def _attempt_and_call(self, device: str, key: str, number: int) -> tuple[AttemptRow, CallRow]:
-        attempt = self._tables.attempt(device, key, number)
-        call = self._tables.call(device, key)
+        attempt = self._tables.attempts.get(device, key, number)
+        call = self._tables.calls.get(device, key)
         if attempt is None or call is None:
             raise NotFound(f"there is no attempt {number} of call {key!r}")
         return attempt, call
@@ -508,9 +355,9 @@ class Ledger:
         for key in attempt.budgets:
             to_aside = self._floor_left(key, attempt, charge) if shared else NO_AMOUNT
             self._tables.resolve(key, attempt.hold, charge, to_aside)
-        self._tables.put_attempt(replace(attempt, state=state, charged=charge))
+        self._tables.attempts.put(replace(attempt, state=state, charged=charge))
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
-        self._tables.put_call(resolved)
+        self._tables.calls.put(resolved)
         task = self._touch_task(call.device, call.task, now, charge=charge)
         data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
@@ -520,7 +367,7 @@ class Ledger:
 
     def sweep(self, now: float) -> tuple[AttemptRow, ...]:
         """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold. Returns them."""
-        expired = self._doubt_all(self._tables.expired_attempts(milliseconds(now)), "lease expired", now)
+        expired = self._doubt_all(self._tables.ask(EXPIRED_ATTEMPTS, milliseconds(now)), "lease expired", now)
         return expired + self._doubt_orphans(now)
 
     def recover(self, now: float) -> tuple[AttemptRow, ...]:
@@ -529,10 +376,10 @@ class Ledger:
         return self._doubt_orphans(now)
 
     def _doubt_orphans(self, now: float) -> tuple[AttemptRow, ...]:
-        return self._doubt_all(self._tables.orphaned_attempts(self._epoch), "coordinator stopped", now)
+        return self._doubt_all(self._tables.ask(ORPHANED_ATTEMPTS, self._epoch), "coordinator stopped", now)
 
     def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[AttemptRow, ...]:
-        left = tuple(attempts)
+        left = tuple(sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key)))
         for attempt in left:
             self.doubt(attempt.device, attempt.key, attempt.number, reason, now)
         return left
@@ -541,9 +388,9 @@ class Ledger:
 
     def open_step(self, request: OpenStepRequest) -> StepRow:
         """T4: open a step, or return it as it was opened. Raises StepMismatch unless it is the next or the open one."""
-        _check_open(request)
+        check_open(request)
         self._require_enabled(request.device)
-        known = self._tables.step(request.device, request.task, request.step)
+        known = self._tables.steps.get(request.device, request.task, request.step)
         if known is not None and not known.closed:
             return known
         expected = self._next_step(request.device, request.task)
@@ -569,22 +416,22 @@ class Ledger:
             dual_window=request.dual_window,
             dual_ceiling=request.dual_ceiling,
         )
-        self._tables.put_step(row)
-        left = self._tables.price(task.price) if task.price != request.price else None
+        self._tables.steps.put(row)
+        left = self._tables.prices.get(task.price) if task.price != request.price else None
         task = replace(task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, price=request.price)
         task = replace(task, version=task.version + (left.updates if left else 0))
-        self._tables.put_task(task)
+        self._tables.tasks.put(task)
         if row.price:
             self._enter_price(row, opening, row.planned_prompts * row.group_size, request.now)
         limits = Limits(calls=row.call_credit)
-        self._tables.put_budget(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
+        self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
         self._journal(request.now, "open_step", {**_open_data(row), "version": task.version})
         return row
 
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
         """The λ a step is opened with: that of its price, else the task's so far, or the initial one at the first step. A fleet's takes it
         over as it stands, without what one device's last reports had added to it."""
-        price = self._tables.price(request.price) if request.price else None
+        price = self._tables.prices.get(request.price) if request.price else None
         if price is not None:
             return DualState(price.dual, price.recent)
         if request.step == 0:
@@ -594,23 +441,23 @@ class Ledger:
 
     def _enter_price(self, step: StepRow, opening: DualState, units: int, now: float) -> PriceRow:
         """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
-        row = self._tables.price(step.price) or PriceRow(step.price, opening.dual, recent=opening.recent)
+        row = self._tables.prices.get(step.price) or PriceRow(step.price, opening.dual, recent=opening.recent)
         if is_fleet_price(step.price):
-            known = self._tables.price_member(step.price, step.device)
+            known = self._tables.price_members.get(step.price, step.device)
             member = PriceMember(step.price, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
-            self._tables.put_price_member(member)
+            self._tables.price_members.put(member)
             row = replace(row, units=row.units + member.units - (known.units if known else 0))
-        self._tables.put_price(row)
+        self._tables.prices.put(row)
         return row
 
     def leave_idle_prices(self, seen_before: float, now: float) -> tuple[PriceMember, ...]:
         """Members of fleets' prices not seen since then leave their rounds, so that the others move λ at full speed. Returns them."""
-        idle = tuple(self._tables.idle_price_members(milliseconds(seen_before)))
+        idle = tuple(self._tables.ask(IDLE_PRICE_MEMBERS, milliseconds(seen_before)))
         for member in idle:
-            price = self._tables.price(member.price)
+            price = self._tables.prices.get(member.price)
             if price is not None:
-                self._tables.put_price(replace(price, units=price.units - member.units))
-            self._tables.put_price_member(replace(member, units=0))
+                self._tables.prices.put(replace(price, units=price.units - member.units))
+            self._tables.price_members.put(replace(member, units=0))
             self._journal(now, "leave", {"price": member.price, "device": member.device})
         return idle
 
@@ -619,8 +466,8 @@ class Ledger:
 
         Raises StepMismatch unless it is the open step, InvalidRequest when the numbers cannot be.
         """
-        _check_close(request)
-        row = self._tables.step(request.device, request.task, request.step)
+        check_close(request)
+        row = self._tables.steps.get(request.device, request.task, request.step)
         if row is None:
             raise _mismatch(request.task, request.step, self._next_step(request.device, request.task))
         if row.closed:
@@ -649,23 +496,23 @@ class Ledger:
             round_units=round_units,
             own_rate=request.own_rate,
         )
-        self._tables.put_step(closed)
+        self._tables.steps.put(closed)
         if price:
-            self._tables.put_price(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
+            self._tables.prices.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
-        self._tables.put_task(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
+        self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
         self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
         return closed
 
     def _own_dual(self, step: StepRow) -> DualState:
         """The λ that a step was opened with, and what its task has in the window."""
-        task = self._tables.task(step.device, step.task)
+        task = self._tables.tasks.get(step.device, step.task)
         return DualState(step.dual, task.recent if task else ())
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
         """What a step's report says that its calls do not bear out. Notices; λ follows the report."""
-        calls = self._tables.step_calls(row.device, row.task, row.step)
+        calls = self._tables.ask(STEP_CALLS, row.device, row.task, row.step)
         declared: dict[str, int] = {}
         for call in calls:
             if call.state is CallState.COMPLETED:
@@ -684,50 +531,54 @@ class Ledger:
         return tuple(text for found, text in findings if found)
 
     def _next_step(self, device: str, task: str) -> int:
-        row = self._tables.task(device, task)
+        row = self._tables.tasks.get(device, task)
         return 0 if row is None else row.next_step
 
     # reading and housekeeping --------------------------------------------------------------------------------------------------
 
     def get_call(self, device: str, key: str) -> CallRow:
         """A device's own call. Raises NotFound."""
-        row = self._tables.call(device, key)
+        row = self._tables.calls.get(device, key)
         if row is None:
             raise NotFound(f"there is no call {key!r} of this device")
         return row
 
     def get_task(self, device: str, task: str) -> TaskRow | None:
         """λ, τ and next step of a task; None before its first step or call."""
-        row = self._tables.task(device, task)
+        row = self._tables.tasks.get(device, task)
         return None if row is None else self._as_seen(row)
 
     def list_tasks(self) -> tuple[TaskRow, ...]:
         """The tasks of all devices with the λ that holds now, sorted by device and task."""
-        return tuple(map(self._as_seen, tuple(self._tables.all_tasks())))
+        return tuple(map(self._as_seen, tuple(self._tables.all(TASK))))
 
     def get_price(self, key: str) -> PriceRow | None:
         """A λ shared by tasks or devices (`price_key`); None before its first step."""
-        return self._tables.price(key)
+        return self._tables.prices.get(key)
 
     def list_prices(self) -> tuple[PriceRow, ...]:
         """All shared λ, sorted by key."""
-        return tuple(self._tables.all_prices())
+        return tuple(self._tables.all(PRICE))
 
     def list_devices(self) -> tuple[DeviceRow, ...]:
         """All devices, sorted by id."""
-        return tuple(self._tables.all_devices())
+        return tuple(self._tables.all(DEVICE))
 
     def list_budgets(self) -> tuple[BudgetRow, ...]:
         """All budgets, sorted by key."""
-        return tuple(self._tables.all_budgets())
+        return tuple(self._tables.all(BUDGET))
 
     def list_budgets_after(self, key: str, limit: int, *, with_steps: bool = False) -> tuple[BudgetRow, ...]:
         """A page of budgets: at most `limit` above this key, sorted by it; the call credits of steps only when asked for."""
-        return tuple(self._tables.budgets_after(key, limit, with_steps=with_steps))
+        return tuple(self._tables.ask(BUDGETS_AFTER, key, with_steps, limit)[:limit])
 
     def list_calls_after(self, after_device: str, after_key: str, limit: int, *, device: str = "") -> tuple[CallRow, ...]:
         """A page of calls: at most `limit` above (after_device, after_key), sorted by both; of one device, or of all ("")."""
-        return tuple(self._tables.calls_after(after_device, after_key, limit, only_device=device))
+        if not device:
+            return tuple(self._tables.ask(CALLS_AFTER, after_device, after_key, limit)[:limit])
+        if after_device > device:
+            return ()
+        return tuple(self._tables.ask(DEVICE_CALLS_AFTER, device, after_key if after_device == device else "", limit)[:limit])
 
     def list_set_limits(self) -> tuple[SetLimits, ...]:
         """What was set at run time over the configured limits, sorted by scope."""
@@ -739,11 +590,11 @@ class Ledger:
 
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""
-        return task_as_seen(task, self._tables.price(task.price) if task.price else None)
+        return task_as_seen(task, self._tables.prices.get(task.price) if task.price else None)
 
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
         """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
-        rows = (self._tables.budget(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
+        rows = (self._tables.budgets.get(terms.key) or BudgetRow(terms.key, terms.limits, terms.limits) for terms in budgets)
         return BudgetView(self.get_task(device, task), tuple(rows), tuple(self._tables.set_limits()))
 
     def set_limits(self, scope: str, changes: Mapping[str, int | str | None], now: float) -> tuple[SetLimits, ...]:
@@ -757,28 +608,28 @@ class Ledger:
         row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
         if row.changes == known:
             return rows
-        self._tables.put_set_limits(row)
+        self._tables.limits.put(row)
         self._journal(now, "set_limits", {"scope": scope, "changes": list(map(list, row.changes)), "version": row.version})
         return tuple(self._tables.set_limits())
 
     def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
         """Note a registration; the first time seen stays. Raises PermissionDenied for a disabled device."""
         self._require_enabled(device)
-        known = self._tables.device(device)
+        known = self._tables.devices.get(device)
         if known is None:
             self._journal(now, "device", {"device": device, "disabled": False})
         seen_before = known is not None and known.first_seen_ms != NEVER_SEEN_MS
         first_ms = known.first_seen_ms if known is not None and seen_before else milliseconds(now)
         row = DeviceRow(device, agent_version, tuple(tasks), first_ms, milliseconds(now))
-        self._tables.put_device(row)
+        self._tables.devices.put(row)
         return row
 
     def saw_devices(self, seen: Mapping[str, float]) -> None:
         """Note when registered devices were last seen (seconds since the epoch); unknown ones and earlier times change nothing."""
         for device in sorted(seen):
-            row = self._tables.device(device)
+            row = self._tables.devices.get(device)
             if row is not None and row.last_seen_ms < milliseconds(seen[device]):
-                self._tables.put_device(replace(row, last_seen_ms=milliseconds(seen[device])))
+                self._tables.devices.put(replace(row, last_seen_ms=milliseconds(seen[device])))
 
     def set_device_disabled(self, device: str, disabled: bool, now: float) -> DeviceRow:
         """Refuse a device from now on, also one that never registered, or let it in again. What it holds is settled as ever.
@@ -787,25 +638,25 @@ class Ledger:
         """
         if not device:
             raise InvalidRequest("a device needs an id")
-        known = self._tables.device(device)
+        known = self._tables.devices.get(device)
         if known is None and not disabled:
             raise NotFound(f"no device is called {device!r}", hint="`edge-coordinator devices` lists those that are known")
         row = replace(known or DeviceRow(device, "", (), NEVER_SEEN_MS, NEVER_SEEN_MS), disabled=disabled)
         if row != known:
-            self._tables.put_device(row)
+            self._tables.devices.put(row)
             self._journal(now, "device", {"device": device, "disabled": disabled})
         return row
 
     def _require_enabled(self, device: str) -> None:
-        row = self._tables.device(device)
+        row = self._tables.devices.get(device)
         if row is not None and row.disabled:
             raise device_disabled(device)
 
     def purge_results(self, before: float, now: float) -> int:
         """Forget the answer texts of calls last changed before this time; returns how many. Charges and digests stay."""
-        rows = self._tables.results_before(milliseconds(before))
+        rows = self._tables.ask(OLD_RESULTS, milliseconds(before))
         for row in rows:
-            self._tables.put_call(replace(row, result=None, beyond_text=""))
+            self._tables.calls.put(replace(row, result=None, beyond_text=""))
         for start in range(0, len(rows), PURGED_IN_ENTRY):
             told = [[row.device, row.key] for row in rows[start : start + PURGED_IN_ENTRY]]
             self._journal(now, "purge", {"calls": told})
@@ -813,27 +664,27 @@ class Ledger:
 
     def _meet_task(self, request: ReserveRequest | OpenStepRequest) -> TaskRow:
         """Raise a task's version, making the task at its first contact."""
-        if self._tables.task(request.device, request.task) is None:
+        if self._tables.tasks.get(request.device, request.task) is None:
             row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
-            self._tables.put_task(row)
+            self._tables.tasks.put(row)
             begins = {"begins": True} if self._begin_price(row) else {}
             self._journal(request.now, "task", {**_task_data(row), **begins})
         return self._touch_task(request.device, request.task, request.now)
 
     def _begin_price(self, task: TaskRow) -> bool:
         """The shared λ of a task that nobody was held to yet begins as the task's; later ones must not change it unseen by this one."""
-        if not task.price or self._tables.price(task.price) is not None:
+        if not task.price or self._tables.prices.get(task.price) is not None:
             return False
-        self._tables.put_price(PriceRow(task.price, task.dual))
+        self._tables.prices.put(PriceRow(task.price, task.dual))
         return True
 
     def _touch_task(self, device: str, task: str, now: float, charge: Amount | None = None) -> TaskRow:
         """Raise a task's version."""
-        row = self._tables.task(device, task)
+        row = self._tables.tasks.get(device, task)
         if row is None:
             raise NotFound(f"there is no task {task!r} of this device")
         row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or NO_AMOUNT))
-        self._tables.put_task(row)
+        self._tables.tasks.put(row)
         return row
 
     def _journal(self, now: float, kind: str, data: dict[str, Any]) -> None:
@@ -912,7 +763,8 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
     return Ended(call)
 
 
-def _check_open(request: OpenStepRequest) -> None:
+def check_open(request: OpenStepRequest) -> None:
+    """Raises InvalidRequest for a step that cannot be opened, whatever the ledger holds."""
     rates = (request.target_rate, request.dual_lr, request.initial_dual, request.credit_factor or 0.0)
     if not all(math.isfinite(value) and value >= 0.0 for value in rates) or request.target_rate > 1.0:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
@@ -933,7 +785,8 @@ def _check_rule(request: OpenStepRequest) -> None:
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
 
 
-def _check_close(request: CloseStepRequest) -> None:
+def check_close(request: CloseStepRequest) -> None:
+    """Raises InvalidRequest for a report that no step can have."""
     if (
         not 0 <= request.step < MOST_UNITS
         or not 1 <= request.total_units <= MOST_UNITS
@@ -942,6 +795,8 @@ def _check_close(request: CloseStepRequest) -> None:
         raise InvalidRequest(
             f"a step is closed with 0 <= uncalled_units <= help_units <= total_units and 1 <= total_units <= {MOST_UNITS}"
         )
+    if request.own_rate is not None and not 0.0 <= request.own_rate <= 1.0:
+        raise InvalidRequest(f"own_rate must lie in [0, 1], not {request.own_rate}")
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:

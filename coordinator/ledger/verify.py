@@ -12,27 +12,28 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import (
-    Amount,
-    AttemptRow,
-    BudgetRow,
-    CallRow,
-    DeviceRow,
-    Limits,
-    PriceMember,
-    PriceRow,
-    SetLimits,
-    StepRow,
-    TaskRow,
-)
+from coordinator.ledger.accounts import Amount, CallRow, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
+from coordinator.ledger.tables import (
+    ATTEMPT,
+    BUDGET,
+    CALL,
+    DEVICE,
+    PRICE,
+    PRICE_MEMBER,
+    SET_LIMITS,
+    STEP,
+    TASK,
+    Table,
+)
 from edge.core.formatting import counted
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
+T = TypeVar("T")
 MOST_DIFFERENCES = 100
 MOST_ROUND_UNITS = 1_048_576
 ZERO = (0.0).hex()
@@ -42,42 +43,10 @@ Units = list[int]
 
 
 class LedgerRows(Protocol):
-    """All rows of a ledger at one moment; every store has these: SqliteTables, PostgresRows, MemoryTables."""
+    """All rows of a ledger at one moment; every store has these: SqliteRows, PostgresRows, MemoryRows."""
 
-    def all_budgets(self) -> Iterable[BudgetRow]:
-        """All budgets."""
-        ...
-
-    def all_calls(self) -> Iterable[CallRow]:
-        """All calls."""
-        ...
-
-    def all_attempts(self) -> Iterable[AttemptRow]:
-        """All attempts."""
-        ...
-
-    def all_steps(self) -> Iterable[StepRow]:
-        """All steps."""
-        ...
-
-    def all_tasks(self) -> Iterable[TaskRow]:
-        """All tasks."""
-        ...
-
-    def all_prices(self) -> Iterable[PriceRow]:
-        """All shared λ."""
-        ...
-
-    def all_price_members(self) -> Iterable[PriceMember]:
-        """All members of fleets' prices."""
-        ...
-
-    def all_devices(self) -> Iterable[DeviceRow]:
-        """All devices."""
-        ...
-
-    def set_limits(self) -> Iterable[SetLimits]:
-        """What was set at run time, sorted by scope."""
+    def all(self, table: Table[T]) -> Iterable[T]:
+        """All rows of a table, sorted by key."""
         ...
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
@@ -145,15 +114,15 @@ def verify(rows: LedgerRows) -> VerifyReport:
     findings = Findings()
     replay = Replay(findings)
     entries, head = _replay_all(rows.journal_after(0), replay, findings)
-    _compare("budget", replay.budgets, rows.all_budgets(), ("key",), findings)
-    _compare("call", replay.calls, _checked_results(rows.all_calls(), findings), ("device", "key"), findings)
-    _compare("attempt", replay.attempts, rows.all_attempts(), ("device", "key", "number"), findings)
-    _compare("step", replay.steps, rows.all_steps(), ("device", "task", "step"), findings)
-    _compare("task", replay.tasks, rows.all_tasks(), ("device", "task"), findings)
-    _compare("price", replay.prices, rows.all_prices(), ("key",), findings)
-    _compare("price_member", replay.price_members, rows.all_price_members(), ("price", "device"), findings)
-    _compare("set_limits", replay.set_limits, rows.set_limits(), ("scope",), findings)
-    _compare("device", replay.devices, rows.all_devices(), ("device",), findings)
+    _compare(BUDGET, replay.budgets, rows.all(BUDGET), findings)
+    _compare(CALL, replay.calls, _checked_results(rows.all(CALL), findings), findings)
+    _compare(ATTEMPT, replay.attempts, rows.all(ATTEMPT), findings)
+    _compare(STEP, replay.steps, rows.all(STEP), findings)
+    _compare(TASK, replay.tasks, rows.all(TASK), findings)
+    _compare(PRICE, replay.prices, rows.all(PRICE), findings)
+    _compare(PRICE_MEMBER, replay.price_members, rows.all(PRICE_MEMBER), findings)
+    _compare(SET_LIMITS, replay.set_limits, rows.all(SET_LIMITS), findings)
+    _compare(DEVICE, replay.devices, rows.all(DEVICE), findings)
     return VerifyReport(
         entries=entries,
         head_hash=head,
@@ -470,9 +439,9 @@ def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findi
     return count, head
 
 
-def _compare(kind: str, expected: dict[Any, Row], rows: Iterable[Any], names: tuple[str, ...], findings: Findings) -> None:
+def _compare(table: Table[Any], expected: dict[Any, Row], rows: Iterable[Any], findings: Findings) -> None:
     """Table rows against replayed ones, field by field."""
-    seen = set()
+    kind, names, seen = table.name.removesuffix("_state"), table.key, set()
     for row in _readable(kind, rows, findings):
         found = _plain(row) if isinstance(row, Struct) else row
         key = found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)

@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
-from coordinator.control.devices import MAX_VERSION_CHARS, Device, Fleet, is_device_id
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, Limits, PriceRow, TaskRow
+from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits, PriceRow, TaskRow
 from coordinator.ledger.budgets import SCOPES, BudgetBook, rows_held_to_next, settings_set
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.store import LedgerStore
@@ -135,7 +135,7 @@ class AdminApi:
     async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Administrator) -> admin_pb2.ListDevicesResponse:
         """The devices that ever registered."""
         size, after = _page(request, 1)
-        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device_id,), (after[0],), size, device_record)
+        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device,), (after[0],), size, device_record)
         return admin_pb2.ListDevicesResponse(devices=rows, next_page_token=token)
 
     async def set_device_disabled(
@@ -162,7 +162,7 @@ class AdminApi:
     ) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
         row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
-        known = row.issued_at is not None or any(each.device_id == row.name for each in await self._fleet.devices())
+        known = row.issued_at is not None or any(each.device == row.name for each in await self._fleet.devices())
         return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
     async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Administrator) -> admin_pb2.ListCallsResponse:
@@ -343,14 +343,14 @@ def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
     )
 
 
-def device_record(device: Device) -> admin_pb2.DeviceRecord:
+def device_record(device: DeviceRow) -> admin_pb2.DeviceRecord:
     """A device for the wire."""
     return admin_pb2.DeviceRecord(
-        device=device.device_id,
+        device=device.device,
         agent_version=device.agent_version[:MAX_VERSION_CHARS],
         tasks=device.tasks,
-        first_seen_ms=round(1000 * device.first_seen),
-        last_seen_ms=round(1000 * device.last_seen),
+        first_seen_ms=device.first_seen_ms,
+        last_seen_ms=device.last_seen_ms,
         disabled=device.disabled,
     )
 

@@ -27,7 +27,6 @@ from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 
 log = logging.getLogger(__name__)
 Role = Literal["device", "admin", "console", "metrics"]
-ANONYMOUS_SERVICES = frozenset({"grpc.health.v1.Health"})
 SHARED_SERVICES = frozenset(
     {"edge.rpc.v1.CredentialService", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
 )
@@ -277,11 +276,6 @@ def authorize(identity: Identity, service: str) -> None:
             f"role {identity.role} may not use {service.rpartition('.')[2]}",
             hint="show a credential of another role (edge-coordinator token issue NAME --role ROLE)",
         )
-
-
-def needs_identity(service: str) -> bool:
-    """False for the health check, which load balancers ask without a credential."""
-    return service not in ANONYMOUS_SERVICES
 
 
 def host_of(peer: str) -> str:

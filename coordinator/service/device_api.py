@@ -14,6 +14,7 @@ from coordinator.calls.admission import Turnstile
 from coordinator.calls.batch import ManyAtOnce
 from coordinator.calls.broker import Broker
 from coordinator.calls.flights import Progress
+from coordinator.config import ServiceConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
 from coordinator.service.budget_watch import BudgetNotifier, versions
@@ -42,14 +43,6 @@ class Caller:
         return self.device
 
 
-@dataclass(frozen=True, slots=True)
-class ApiTerms:
-    """How many items of one batch may be under way, and after how many quiet seconds a watched budget sends a heartbeat."""
-
-    batch_items: int = 256
-    heartbeat_s: float = 30.0
-
-
 class DeviceApi:
     """The DeviceService without its transport. `requests` counts what works towards an answer, each item of a batch too."""
 
@@ -62,7 +55,7 @@ class DeviceApi:
         *,
         notifier: BudgetNotifier | None = None,
         requests: Turnstile | None = None,
-        terms: ApiTerms | None = None,
+        service: ServiceConfig | None = None,
         items: ItemMeter | None = None,
     ) -> None:
         self._broker = broker
@@ -71,7 +64,7 @@ class DeviceApi:
         self._limits = limits
         self._notifier = notifier or BudgetNotifier()
         self.requests = requests or Turnstile("requests run", 4096)
-        self._terms = terms or ApiTerms()
+        self._service = service or ServiceConfig()
         self._items = items
         self._stopping = asyncio.Event()
 
@@ -158,7 +151,7 @@ class DeviceApi:
                 self._items.ended(caller.device, time() - began, reply)
             return reply
 
-        async for reply in ManyAtOnce(answer, _failed_item, self._terms.batch_items).replies(items, self._stopping):
+        async for reply in ManyAtOnce(answer, _failed_item, self._service.batch_items).replies(items, self._stopping):
             yield reply
         self._require_admitting()
 
@@ -227,7 +220,7 @@ class DeviceApi:
             self._fleet.admit(caller.device)
             return await self._broker.budget(caller.device, task)
 
-        async for budget in versions(self._notifier, caller.device, task, read, self._terms.heartbeat_s):
+        async for budget in versions(self._notifier, caller.device, task, read, self._service.watch_heartbeat_s):
             if budget is None:
                 yield budget_pb2.WatchBudgetResponse(heartbeat=budget_pb2.BudgetHeartbeat(version=version))
             else:

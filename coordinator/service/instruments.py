@@ -6,13 +6,15 @@ Each wraps a role once, counts in the metrics and, where traces are configured, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.ledger.accounts import (
@@ -28,11 +30,10 @@ from coordinator.ledger.accounts import (
     Settlement,
     StepRow,
 )
-from coordinator.ledger.stores.store import LedgerStore, Operation, WrappedStore
+from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
-from coordinator.service.access import identity_of_call
-from coordinator.service.handlers import Wrapping
-from coordinator.service.methods import is_unknown
+from coordinator.service.methods import RunningRpc
 from coordinator.service.metrics import Histogram, Meters, Refusals, RpcMeter
 from coordinator.service.tracing import Tracing, end_rpc
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
@@ -41,90 +42,62 @@ from edge.rpc.errors import DETAILS_KEY
 T = TypeVar("T")
 P = ParamSpec("P")
 Time = Callable[[], float]
-UNMEASURED = ("grpc.health.", "grpc.reflection.")
 CANCELLED = ("CANCELLED", "CALLER_LEFT")
 _TRACED_OPERATIONS = frozenset({"reserve", "settle", "refund", "fail", "doubt"})
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
-class MeasuredRpcs(Wrapping):
-    """Times, counts and traces every RPC of a listener. It stands before authentication, so that what is refused there is counted too.
+class MeasuredRpcs:
+    """Times, counts and traces every RPC, what is refused included; the duration of a stream that lasts says nothing."""
 
-    `lasting` names the streams whose duration says nothing.
-    """
-
-    def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None, lasting: frozenset[str]) -> None:
+    def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None) -> None:
         self._meters = meters
-        self._refusals = refusals
+        self.refusals = refusals
         self.tracing = tracing
-        self._lasting = lasting
 
-    def passes(self, method: str, handler: Any) -> bool:
-        """Health checks, reflection and what does not exist are not measured."""
-        return is_unknown(handler) or method.startswith(UNMEASURED, 1)
-
-    def replying(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
-        """One reply."""
-        meter, time = self._meters.rpc(method.rpartition("/")[2]), asyncio.get_running_loop().time
-
-        async def measured(request: Any, context: Any) -> Any:
-            with _RunningRpc(self, method, meter, context, time):
-                return await inner(request, context)
-
-        return measured
-
-    def streaming(self, inner: Any, method: str, *, reads_stream: bool) -> Any:
-        """A stream of replies."""
-        name = method.rpartition("/")[2]
-        meter, time = self._meters.rpc(name), None if name in self._lasting else asyncio.get_running_loop().time
-
-        async def measured(request: Any, context: Any) -> AsyncIterator[Any]:
-            with _RunningRpc(self, method, meter, context, time):
-                async with aclosing(inner(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
-
-        return measured
-
-    def failed(self, meter: RpcMeter, method: str, context: Any) -> tuple[str, str]:
-        """Count an RPC that gave no answer by the code and reason that its context says it ended with; nothing is said to a caller that
-        left."""
-        status = _status_of(context)
-        code, reason = ended = CANCELLED if status is None else (str(_CODES.get(status.code, "UNKNOWN")), _reason_of(status))
-        meter.refused[ended] += 1
-        if ended != CANCELLED:
-            message = "" if status is None else str(status.message)
-            self._refusals.note(method.rpartition("/")[2], _who(context), code, reason, message)
-        return ended
+    def measure(self, method: MethodDescriptor, lasting: bool) -> Callable[[Any], RunningRpc]:
+        """What makes a running RPC of the method of its context."""
+        meter, time = self._meters.rpc(method.name), None if lasting else asyncio.get_running_loop().time
+        return partial(_MeasuredRpc, self, method, meter, time)
 
 
-class _RunningRpc:
-    """`with`: one RPC from its arrival to its end. A class, since a generator's context manager costs too much at every call."""
+class _MeasuredRpc(RunningRpc):
+    """A class, since a generator's context manager costs too much at every call."""
 
     __slots__ = ("_began", "_context", "_meter", "_method", "_rpcs", "_span", "_time")
 
-    def __init__(self, rpcs: MeasuredRpcs, method: str, meter: RpcMeter, context: Any, time: Time | None) -> None:
+    def __init__(self, rpcs: MeasuredRpcs, method: MethodDescriptor, meter: RpcMeter, time: Time | None, context: Any) -> None:
+        super().__init__(context)
         self._rpcs = rpcs
         self._method = method
         self._meter = meter
         self._context = context
         self._time = time
-
-    def __enter__(self) -> None:
-        self._began = 0.0 if self._time is None else self._time()
-        tracing = self._rpcs.tracing
-        self._span = None if tracing is None else tracing.begin_rpc(self._method, self._context.invocation_metadata())
+        self._began = 0.0 if time is None else time()
+        self._span = None if rpcs.tracing is None else rpcs.tracing.begin_rpc(method, context.invocation_metadata())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """It is over: without an error, or as its context says; nothing is said to a caller that left."""
         code, reason = "OK", ""
         if kind is None:
             self._meter.answered += 1
         else:
-            code, reason = self._rpcs.failed(self._meter, self._method, self._context)
+            code, reason = self._failed()
         if self._time is not None:
             self._meter.seconds.observe(self._time() - self._began)
         if self._span is not None:
             end_rpc(self._span, code, reason)
+
+    def _failed(self) -> tuple[str, str]:
+        status = _status_of(self._context)
+        if status is None:
+            code, reason = CANCELLED
+        else:
+            code, reason = str(_CODES.get(status.code, "UNKNOWN")), _reason_of(status)
+            who = self.who or str(self._context.peer())[:64]
+            self._rpcs.refusals.note(self._method.name, who, code, reason, str(status.message))
+        self._meter.refused[code, reason] += 1
+        return code, reason
 
 
 def _status_of(context: Any) -> status_pb2.Status | None:
@@ -137,13 +110,6 @@ def _status_of(context: Any) -> status_pb2.Status | None:
 def _reason_of(status: status_pb2.Status) -> str:
     info = error_details_pb2.ErrorInfo()
     return str(info.reason) if any(detail.Unpack(info) for detail in status.details if detail.Is(info.DESCRIPTOR)) else ""
-
-
-def _who(context: Any) -> str:
-    try:
-        return identity_of_call().device
-    except LookupError:
-        return str(context.peer())[:64]
 
 
 class MeasuredProvider:
@@ -179,7 +145,7 @@ class MeasuredProvider:
 
 
 class _Asking:
-    """`with`: a request under way and, once it is there, its result. A class for the same reason as `_RunningRpc`."""
+    """`with`: a request under way and, once it is there, its result. A class for the same reason as `_MeasuredRpc`."""
 
     __slots__ = ("_alias", "_began", "_meters", "_span", "_time", "_traced", "request", "result")
 
@@ -222,11 +188,12 @@ class _Hold:
     amount: Amount
 
 
-class MeasuredStore(WrappedStore):
+class MeasuredStore(LedgerStore):
     """A LedgerStore whose operations are timed and traced and whose money is counted."""
 
     def __init__(self, inner: LedgerStore, meters: Meters, time: Time, tracing: Tracing | None) -> None:
-        super().__init__(inner)
+        self._inner = inner
+        self.feed = inner.feed
         self._meters = meters
         self._time = time
         self._tracing = tracing
@@ -242,6 +209,14 @@ class MeasuredStore(WrappedStore):
             "close_step": self._closed,
             "get_budget": lambda *_: None,
         }
+
+    async def transact(self, work: Callable[[Ledger], T]) -> T:
+        """The inner store's."""
+        return await self._inner.transact(work)
+
+    async def aclose(self) -> None:
+        """Close the inner store."""
+        await self._inner.aclose()
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation; those that calls and steps are made of are timed and noted."""

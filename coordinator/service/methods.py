@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -17,65 +19,100 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.calls.admission import Turnstile
+from coordinator.service.access import Access, require_tasks
+from coordinator.service.authentication import Identity
 from edge.core.errors import CoordinatorError, InvalidRequest, NotImplementedThere
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 
 log = logging.getLogger(__name__)
+STAYING_OPEN = frozenset({"WatchBudget", "ReadJournal"})
+"""Streams that may outlive the credential that they were opened with."""
 
 
-class Client(Protocol):
-    """Who calls, as the handlers see it."""
-
-    @property
-    def who(self) -> str:
-        """The name by which places are shared out."""
-        ...
-
-
-C = TypeVar("C", bound=Client)
+C = TypeVar("C")
 Deserializer = Callable[[bytes], "Message | CoordinatorError"]
 
 
+class RunningRpc:
+    """`with`: one RPC from its arrival to its end. This one measures nothing."""
+
+    __slots__ = ("who",)
+
+    def __init__(self, context: Any) -> None:
+        self.who = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: Any) -> None:
+        """It is over."""
+
+
+Measure = Callable[[MethodDescriptor, bool], Callable[[Any], RunningRpc]]
+"""Of a method, and whether its streams last: what makes a RunningRpc of a context."""
+
+
+@dataclass(frozen=True, slots=True)
 class Boundary(Generic[C]):
-    """What every RPC of a service passes: who calls (`identify(context, method)`), how many run at once, and the translation of errors.
+    """What every RPC of a service passes: it is measured from its arrival on, its caller is let in (and as `caller_of` says, handed to the
+    handler), its messages are held to the caller's tasks, it finds a place, and its error leaves as a status.
 
     `requests` counts RPCs that work towards an answer, `streams` those that stay open by their nature.
     """
 
-    def __init__(
-        self, identify: Callable[[Any, str], C], requests: Turnstile, streams: Turnstile, max_message_bytes: int
-    ) -> None:
-        self._identify = identify
-        self._requests = requests
-        self._streams = streams
-        self.max_message_bytes = max_message_bytes
+    access: Access
+    caller_of: Callable[[Identity, Any], C]
+    requests: Turnstile
+    streams: Turnstile
+    max_message_bytes: int
+    measure: Measure = lambda method, lasting: RunningRpc
 
-    def replying(self, method: str, handler: Callable[[Any, C], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def replying(self, method: MethodDescriptor, handler: Callable[[Any, C], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
         """One request, one reply."""
+        service, running = method.containing_service.full_name, self.measure(method, False)
+        access, caller_of, requests = self.access, self.caller_of, self.requests
 
         async def reply(request: Any, context: Any) -> Any:
-            try:
-                caller = self._identify(context, method)
-                with self._requests.passage(caller.who):
-                    return await handler(_readable(request), caller)
-            except Exception as error:  # the boundary: everything leaves as a status
-                await abort(context, error)
+            with running(context) as rpc:
+                try:
+                    identity = access.admit(service, context)
+                    rpc.who = identity.device
+                    require_tasks(identity, request)
+                    with requests.passage(identity.device):
+                        return await handler(_readable(request), caller_of(identity, context))
+                except Exception as error:  # the boundary: everything leaves as a status
+                    await abort(context, error)
 
         return reply
 
-    async def replies(
-        self, method: str, handler: Callable[[Any, C], AsyncIterator[Any]], request: Any, context: Any, *, lasting: bool
-    ) -> AsyncIterator[Any]:
-        """A stream of replies; `request` is a message or, when the caller streams too, the iterator of its messages."""
-        try:
-            caller = self._identify(context, method)
-            with (self._streams if lasting else self._requests).passage(caller.who):
-                if lasting:  # whoever opened it knows now that it is open
-                    await context.send_initial_metadata(())
-                async for reply in handler(_readable(request), caller):
-                    yield reply
-        except Exception as error:  # the boundary: everything leaves as a status
-            await abort(context, error)
+    def streaming(
+        self, method: MethodDescriptor, handler: Callable[[Any, C], AsyncGenerator[Any, None]], *, lasting: bool
+    ) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        """A stream of replies; the request is a message or, when the caller streams too, the iterator of its messages."""
+        service, running = method.containing_service.full_name, self.measure(method, lasting)
+        stays_open = method.name in STAYING_OPEN
+
+        async def replies(request: Any, context: Any) -> AsyncIterator[Any]:
+            with running(context) as rpc:
+                try:
+                    identity = self.access.admit(service, context)
+                    rpc.who = identity.device
+                    if method.client_streaming:
+                        request = self.access.messages(identity, request)
+                    else:
+                        require_tasks(identity, request)
+                    with (self.streams if lasting else self.requests).passage(identity.device):
+                        if lasting:  # whoever opened it knows now that it is open
+                            await context.send_initial_metadata(())
+                        async with aclosing(handler(_readable(request), self.caller_of(identity, context))) as each:
+                            async for reply in each:
+                                if stays_open:
+                                    self.access.require_current(identity)
+                                yield reply
+                except Exception as error:  # the boundary: everything leaves as a status
+                    await abort(context, error)
+
+        return replies
 
 
 def bind(service: ServiceDescriptor, api: object, boundary: Boundary[C], lasting: frozenset[str]) -> grpc.GenericRpcHandler:
@@ -99,11 +136,6 @@ class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         """One handler for all of a service, whatever the kind of RPC."""
         service = handler_call_details.method.rpartition("/")[0].removeprefix("/")
         return _ELSEWHERE.get(service, _UNKNOWN)
-
-
-def is_unknown(handler: Any) -> bool:
-    """Whether it is one of those that answer what this listener does not serve."""
-    return any(handler is each for each in (_UNKNOWN, *_ELSEWHERE.values()))
 
 
 def _unserved(message: str, hint: str) -> grpc.RpcMethodHandler:
@@ -154,16 +186,10 @@ def _handler(method: MethodDescriptor, api: object, boundary: Boundary[C], lasti
         "request_deserializer": _deserializer(GetMessageClass(method.input_type), boundary.max_message_bytes),
         "response_serializer": GetMessageClass(method.output_type).SerializeToString,
     }
-
-    async def replies(request: Any, context: Any) -> AsyncIterator[Any]:
-        async for each in boundary.replies(method.name, handle, request, context, lasting=lasting):
-            yield each
-
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(replies, **wire)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(replies, **wire)
-    return grpc.unary_unary_rpc_method_handler(boundary.replying(method.name, handle), **wire)
+    if not method.server_streaming:
+        return grpc.unary_unary_rpc_method_handler(boundary.replying(method, handle), **wire)
+    make = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
+    return make(boundary.streaming(method, handle, lasting=lasting), **wire)
 
 
 def _deserializer(message: type[Message], most: int) -> Deserializer:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from coordinator.config import AuthConfig, CoordinatorConfig, ServiceConfig
-from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.config import CoordinatorConfig, ServiceConfig
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from coordinator.service.access import AuthenticatedRpcs
+    from coordinator.service.access import Access, CredentialApi
     from coordinator.service.authentication import Authenticator, FailureLimiter
     from coordinator.service.tls import Handshakes, ServerCertificates
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """What a gRPC server needs: authentication around its handlers, the servicer that renews tokens, and certificates where TLS is on."""
+    """What a gRPC server needs: who may come in, what renews tokens, and certificates where TLS is on."""
 
-    authentication: AuthenticatedRpcs
-    credential_servicer: Any
+    access: Access
+    credentials: CredentialApi
     certificates: ServerCertificates | None
 
 
@@ -35,7 +35,7 @@ class Security:
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), token_terms(config.auth), clock)
+        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), config.auth, clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
         if config.tls:
@@ -43,12 +43,12 @@ class Security:
 
     def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
         """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
-        from coordinator.service.access import AuthenticatedRpcs, CredentialServicer
+        from coordinator.service.access import Access, CredentialApi
 
         tls = self._config.tls
         authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
-        authentication = AuthenticatedRpcs(authenticator, self.handshakes, tls=tls is not None)
-        return ListenerSecurity(authentication, CredentialServicer(authenticator, self.tokens), self._certificates(local_role))
+        access = Access(authenticator, self.handshakes, tls=tls is not None)
+        return ListenerSecurity(access, CredentialApi(authenticator, self.tokens), self._certificates(local_role))
 
     def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
         from coordinator.service.tls import ServerCertificates
@@ -75,11 +75,6 @@ class Security:
 def _longest_connection_s(service: ServiceConfig) -> float:
     """gRPC ends connections at their age give or take a tenth, and then waits for what runs on them."""
     return 1.1 * service.connection_age_s + service.connection_grace_s
-
-
-def token_terms(auth: AuthConfig) -> TokenTerms:
-    """The configured terms of tokens."""
-    return TokenTerms(auth.audience, auth.token_life_s, auth.clock_skew_s, auth.renewable_s)
 
 
 def token_store(config: CoordinatorConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:

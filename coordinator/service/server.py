@@ -1,17 +1,16 @@
 """The gRPC listeners around the handlers: addresses, health and draining.
 
 Devices and administrators have a listener each. Plaintext is served on loopback and Unix sockets only, unless the configuration allows
-otherwise for devices; with TLS every TCP listener speaks it. `access` authenticates around every
-handler.
+otherwise for devices; with TLS every TCP listener speaks it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,23 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
-from coordinator.service.access import identity_of_call
+from coordinator.service.access import Access
 from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.authentication import Identity
 from coordinator.service.device_api import Caller, DeviceApi
-from coordinator.service.handlers import Handlers, Wrapping
-from coordinator.service.methods import Boundary, UnknownMethods, bind
+from coordinator.service.instruments import MeasuredRpcs
+from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
 from coordinator.service.tls import ServerCertificates
-from edge.core.errors import ConfigError
+from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.address import Address, parse_address
-from edge.rpc.v1 import admin_pb2, credential_pb2, credential_pb2_grpc, device_pb2
+from edge.rpc.v1 import admin_pb2, credential_pb2, device_pb2
 
 DEVICE_SERVICE: ServiceDescriptor = device_pb2.DESCRIPTOR.services_by_name["DeviceService"]
 ADMIN_SERVICE: ServiceDescriptor = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE = DEVICE_SERVICE.full_name
 LASTING = frozenset({"CompleteBatch", "WatchBudget", "ReadJournal"})
-CREDENTIALS = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"].full_name
+CREDENTIAL_SERVICE: ServiceDescriptor = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"]
 MAX_METADATA_BYTES = 16 << 10
 MAX_ADMIN_REQUESTS = 64
 
@@ -47,41 +47,42 @@ class Listener:
 
     def __init__(
         self,
-        name: str,
-        handlers: grpc.GenericRpcHandler,
-        service: ServiceConfig,
+        service: ServiceDescriptor,
+        api: object,
+        boundary: Boundary[Any],
+        config: ServiceConfig,
         security: ListenerSecurity,
         *,
         allow_remote: bool,
-        wrappings: Sequence[Wrapping] = (),
     ) -> None:
-        self._wrappings = (*wrappings, security.authentication)
-        self._name = name
-        self._handlers = handlers
-        self._service = service
+        places = Turnstile("requests run", MAX_ADMIN_REQUESTS)
+        renewing: Boundary[Identity] = replace(boundary, caller_of=lambda identity, context: identity, requests=places)
+        self._name = service.full_name
+        self._handlers = (
+            bind(service, api, boundary, LASTING),
+            bind(CREDENTIAL_SERVICE, security.credentials, renewing, LASTING),
+        )
+        self._config = config
         self._security = security
         self._allow_remote = allow_remote
-        self._health = health.aio.HealthServicer()
+        self._health = Health(security.access)
         self._server: Any = None
         self._sockets = ExitStack()
 
     async def start(self, addresses: Sequence[Address]) -> tuple[str, ...]:
         """Bind and serve; returns the addresses with the ports that were really taken. Raises ConfigError."""
-        handlers = Handlers(self._wrappings)
-        handlers.add_generic_rpc_handlers((self._handlers,))
-        credential_pb2_grpc.add_CredentialServiceServicer_to_server(self._security.credential_servicer, handlers)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
-        names = (self._name, CREDENTIALS, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), handlers)
-        handlers.add_generic_rpc_handlers((UnknownMethods(),))
-        self._server = grpc.aio.server(options=_server_options(self._service))
-        self._server.add_generic_rpc_handlers((handlers,))
+        names = (self._name, CREDENTIAL_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        self._server = server = grpc.aio.server(options=_server_options(self._config))
+        server.add_generic_rpc_handlers(self._handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(self._security.access, names), server)
+        server.add_generic_rpc_handlers((UnknownMethods(),))
         try:
             bound = tuple(self._bind(address) for address in addresses)
         except ConfigError:
             self._sockets.close()
             raise
-        await self._server.start()
+        await server.start()
         await self._health.set(self._name, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
@@ -154,16 +155,21 @@ class CoordinatorServer:
         service: ServiceConfig,
         security: ListenerSecurity,
         admin: AdminSide | None = None,
-        wrappings: Sequence[Wrapping] = (),
+        rpcs: MeasuredRpcs | None = None,
     ) -> None:
         self._api = api
         self._addresses = tuple(parse_address(text) for text in listen)
         self._admin_addresses = tuple(parse_address(text) for text in admin.listen) if admin else ()
+        measure: dict[str, Any] = {} if rpcs is None else {"measure": rpcs.measure}
         streams = Turnstile("streams are open", service.max_open_streams)
-        boundary = Boundary(_device, api.requests, streams, service.max_message_bytes)
-        handlers = bind(DEVICE_SERVICE, api, boundary, LASTING)
-        self._devices = Listener(SERVICE, handlers, service, security, allow_remote=service.allow_insecure, wrappings=wrappings)
-        self._admins = _admin_listener(admin, service, wrappings) if admin else None
+        boundary = Boundary(security.access, device_caller, api.requests, streams, service.max_message_bytes, **measure)
+        remote = service.allow_insecure
+        self._devices = Listener(DEVICE_SERVICE, api, boundary, service, security, allow_remote=remote)
+        self._admins: Listener | None = None
+        if admin is not None:
+            places = (Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS))
+            desk = Boundary(admin.security.access, administrator, *places, service.max_message_bytes, **measure)
+            self._admins = Listener(ADMIN_SERVICE, admin.api, desk, service, admin.security, allow_remote=False)
 
     async def start(self) -> tuple[str, ...]:
         """Bind and serve; returns the devices' addresses with the ports that were really taken. Raises ConfigError."""
@@ -190,20 +196,49 @@ class CoordinatorServer:
             await self._admins.stop()
 
 
-def _device(context: Any, method: str) -> Caller:
-    identity = identity_of_call()
+def device_caller(identity: Identity, context: Any) -> Caller:
+    """Who calls, for a device's handlers."""
     return Caller(identity.device, context.time_remaining(), identity.tasks)
 
 
-def _administrator(context: Any, method: str) -> Administrator:
-    return Administrator(identity_of_call().device)
+def administrator(identity: Identity, context: Any) -> Administrator:
+    """Who calls, for an administrator's handlers."""
+    return Administrator(identity.device)
 
 
-def _admin_listener(admin: AdminSide, service: ServiceConfig, wrappings: Sequence[Wrapping]) -> Listener:
-    requests, streams = Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS)
-    boundary = Boundary(_administrator, requests, streams, service.max_message_bytes)
-    handlers = bind(ADMIN_SERVICE, admin.api, boundary, LASTING)
-    return Listener(ADMIN_SERVICE.full_name, handlers, service, admin.security, allow_remote=False, wrappings=wrappings)
+class Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """Answers everybody; a connection that asked nothing else has served, too."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__()
+        self._access = access
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        """See health.proto."""
+        self._access.facts(context)
+        return await super().Check(request, context)
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        """See health.proto."""
+        self._access.facts(context)
+        await super().Watch(request, context)
+
+
+class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
+    """Answers whoever is let in."""
+
+    def __init__(self, access: Access, services: Sequence[str]) -> None:
+        super().__init__(services)
+        self._access = access
+
+    async def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        """See reflection.proto."""
+        try:
+            self._access.admit(reflection.SERVICE_NAME, context)
+        except CoordinatorError as error:
+            await abort(context, error)
+        async for reply in super().ServerReflectionInfo(request_iterator, context):
+            yield reply
 
 
 @contextmanager

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.service.admin_api import AdminApi
-    from coordinator.service.handlers import Wrapping
     from coordinator.service.security import Security
     from coordinator.service.sideport import Route, SidePort
     from coordinator.service.tls import Handshakes
@@ -62,6 +61,7 @@ class Telemetry:
         self.meters = Meters(config.metrics_devices)
         self.refusals = Refusals(clock)
         self.items = ItemMeter(self.meters, self.refusals)
+        self.rpcs = MeasuredRpcs(self.meters, self.refusals, self.tracing)
 
     def store(self, inner: LedgerStore) -> LedgerStore:
         """The store, measured."""
@@ -74,10 +74,6 @@ class Telemetry:
             alias: replace(upstream, provider=measured_provider(upstream.provider, alias, self.meters, time, tracing))
             for alias, upstream in upstreams.items()
         }
-
-    def wrapping(self, lasting: frozenset[str]) -> Wrapping:
-        """What measures a listener's RPCs."""
-        return MeasuredRpcs(self.meters, self.refusals, self.tracing, lasting)
 
     async def aclose(self) -> None:
         """Send the traces that are left."""

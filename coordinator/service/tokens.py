@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coordinator.config import AuthConfig
 from coordinator.service.pki import write_private
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
@@ -79,16 +80,6 @@ class HolderRow:
     epoch: int = 0
     revoked_at: int | None = None
     issued_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTerms:
-    """How tokens are made and checked: audience, life and clock skew in seconds, and how long a chain of renewals may go on."""
-
-    audience: str = "edge-coordinator"
-    life_s: int = MAX_LIFE_S
-    skew_s: int = 30
-    renewable_s: int = 30 * 86400
 
 
 class TokenStore:
@@ -213,9 +204,9 @@ def _decoded(path: Path, decode: Any) -> Any:
 class Tokens:
     """Issues, renews, checks and revokes. One object a process; checked tokens are remembered by digest until they end."""
 
-    def __init__(self, store: TokenStore, terms: TokenTerms, clock: Clock) -> None:
+    def __init__(self, store: TokenStore, auth: AuthConfig, clock: Clock) -> None:
         self._store = store
-        self._terms = terms
+        self._auth = auth
         self._clock = clock
         self._known: OrderedDict[bytes, Claims] = OrderedDict()
 
@@ -223,7 +214,7 @@ class Tokens:
         """A first token for a holder; makes the first signing key where there is none. Raises UsageError, StateError."""
         if role not in ROLES:
             raise UsageError(f"unknown role {role!r}; known: {', '.join(ROLES)}")
-        life_s = self._terms.life_s if life_s is None else life_s
+        life_s = self._auth.token_life_s if life_s is None else life_s
         if not 1 <= life_s <= MAX_LIFE_S:
             raise UsageError(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
         now = int(self._clock.now())
@@ -237,19 +228,19 @@ class Tokens:
     @property
     def life_s(self) -> int:
         """Seconds that a token lives unless a shorter life was asked for."""
-        return self._terms.life_s
+        return self._auth.token_life_s
 
     def renew(self, role: str, name: str, tasks: Sequence[str] = (), begun: int | None = None) -> str:
         """A fresh token for a holder that has shown a valid credential; `begun`: of its token (None: it showed a certificate)."""
         now = int(self._clock.now())
         begun = now if begun is None else begun
-        if now - begun > self._terms.renewable_s:
+        if now - begun > self._auth.renewable_s:
             raise Unauthenticated("the token cannot be renewed any more", hint="issue a new one: edge-coordinator token issue")
         if not self._store.signing_keys():
             with self._store.writing():
                 self._store.put_keys(self._store.signing_keys() or [_new_key(now)])
         epoch = self._store.epoch_of(role, name)
-        return self._signed(Claims(role, name, tuple(tasks), epoch, now, now + self._terms.life_s, begun))
+        return self._signed(Claims(role, name, tuple(tasks), epoch, now, now + self._auth.token_life_s, begun))
 
     def rotate(self, *, at_once: bool = False) -> SigningKey:
         """A new signing key. Older ones verify until their tokens are over, or with `at_once` (a key got out) not at all any more."""
@@ -285,7 +276,7 @@ class Tokens:
 
     def require_current(self, claims: Claims) -> None:
         """Hold claims that were checked before to their key, to time and to the epoch again. Raises as `check` does."""
-        now, skew_s = self._clock.now(), self._terms.skew_s
+        now, skew_s = self._clock.now(), self._auth.clock_skew_s
         self._verifying_key(claims.kid, now)
         if now >= claims.expires_at + skew_s:
             raise _refusal("the token has expired", "EXPIRED")
@@ -304,7 +295,7 @@ class Tokens:
         if len(token) > MAX_TOKEN_CHARS:
             raise _refusal("the token is too long", "MALFORMED")
         key = self._verifying_key(_kid_of(token), self._clock.now())
-        return _verified(token, key, self._terms.audience)
+        return _verified(token, key, self._auth.audience)
 
     def _verifying_key(self, kid: str, now: float) -> SigningKey:
         """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
@@ -326,7 +317,7 @@ class Tokens:
         signer = self._store.signing_keys()[0]
         payload = {
             "iss": ISSUER,
-            "aud": self._terms.audience,
+            "aud": self._auth.audience,
             "sub": claims.name,
             "role": claims.role,
             "tasks": list(claims.tasks),

@@ -19,6 +19,8 @@ from edge.core.errors import ConfigError, CoordinatorError
 from edge.core.install import install_extra
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import MethodDescriptor
+
     from coordinator.config import TelemetryConfig
 
 TRACE_CONTEXT = ("traceparent", "tracestate")
@@ -69,17 +71,17 @@ class Tracing:
             self.propagator.inject(headers, context=set_span_in_context(span))
             yield span, tuple(headers.items())
 
-    def begin_rpc(self, method: str, metadata: Any) -> Any:
+    def begin_rpc(self, method: MethodDescriptor, metadata: Any) -> Any:
         """The span of an RPC, current for everything that its task does from now on; to be ended by `end_rpc`. Of the metadata only the
         trace context is read."""
         from opentelemetry.context import attach
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        service, _, name = method.removeprefix("/").rpartition("/")
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+        service = method.containing_service.full_name
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method.name}
         known = {key: value for key, value in metadata or () if key in TRACE_CONTEXT and isinstance(value, str)}
         parent = self.propagator.extract(known)
-        span = self.tracer.start_span(method.removeprefix("/"), context=parent, kind=SpanKind.SERVER, attributes=attributes)
+        span = self.tracer.start_span(f"{service}/{method.name}", context=parent, kind=SpanKind.SERVER, attributes=attributes)
         attach(set_span_in_context(span, parent))
         return span
 

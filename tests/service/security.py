@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.app import Coordinator
+from coordinator.config import AuthConfig
 from coordinator.service.pki import Authority, Holder, Written
-from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore, TokenTerms
+from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy
@@ -49,7 +50,7 @@ class SecureFleet:
     @property
     def tokens(self) -> Tokens:
         """As another process would open them."""
-        return NoticedTokens(TokenStore(self.folder), TokenTerms(), self.clock)
+        return NoticedTokens(TokenStore(self.folder), AuthConfig(), self.clock)
 
     def tls_settings(self, *, client_cert: bool = True) -> dict[str, Any]:
         """The `tls` section."""

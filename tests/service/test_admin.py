@@ -15,7 +15,6 @@ from coordinator.ledger.journal import GENESIS, entry_hash
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.service.security import token_terms
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
@@ -167,7 +166,7 @@ async def test_the_ledger_verifies_while_it_is_in_use_and_damage_is_told(tmp_pat
         row = next(row for row in await store.list_budgets() if row.key == "fleet")
 
         def damage(ledger) -> None:
-            ledger.tables.put_budget(type(row)(row.key, row.asked, row.limits))
+            ledger.tables.budgets.put(type(row)(row.key, row.asked, row.limits))
 
         await store.transact(damage)
         bad = await admin.VerifyLedger(admin_pb2.VerifyLedgerRequest())
@@ -209,7 +208,7 @@ async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_
 async def test_administration_works_on_loopback_and_can_be_left_out(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), admin_listen=("127.0.0.1:0",)) as coordinator:
         address, _ = coordinator.serving.admin_addresses
-        token = Tokens(TokenStore(tmp_path), token_terms(AuthConfig()), SystemClock()).issue("admin", "operator")
+        token = Tokens(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
         async with grpc.aio.insecure_channel(address) as channel:
             stub, request = admin_pb2_grpc.AdminServiceStub(channel), admin_pb2.ListDevicesRequest()
             assert not (await stub.ListDevices(request, metadata=(("authorization", f"Bearer {token}"),))).devices

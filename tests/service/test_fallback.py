@@ -13,12 +13,12 @@ import pytest
 
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
-from coordinator.calls.breaker import Breaker, BreakerState, BreakerTerms
+from coordinator.calls.breaker import Breaker, BreakerState
 from coordinator.calls.broker import Broker
 from coordinator.calls.flights import Progress
-from coordinator.calls.prices import DatedPrice, DatedPrices, Price
-from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
-from coordinator.config import BudgetsConfig, CoordinatorConfig, TaskConfig
+from coordinator.calls.prices import DatedPrices, Price
+from coordinator.calls.upstreams import Upstream, UpstreamTable
+from coordinator.config import BreakerConfig, BudgetsConfig, CoordinatorConfig, LegConfig, TaskConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
@@ -29,12 +29,13 @@ from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
 from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
+from tests.unit.prices import price_from
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE = 10 + 2 * 5
 ONCE = {"max_retries": 0}
-BREAKER = BreakerTerms(failures_to_open=3, first_pause_s=30.0)
+BREAKER = BreakerConfig(failures_to_open=3, first_pause_s=30.0)
 
 
 def failing(kind: str = "refused", executed: bool | None = False, retry_after_s: float | None = None):
@@ -221,7 +222,7 @@ async def test_a_full_upstream_is_passed_over(tmp_path) -> None:
 
 async def test_a_stream_starts_once_though_two_upstreams_were_asked() -> None:
     pair, clock, progress = Pair(failing()), ManualClock(), Progress()
-    table = UpstreamTable(pair.upstreams, {"default": (Leg("first"), Leg("second", order=1))})
+    table = UpstreamTable(pair.upstreams, {"default": (LegConfig(upstream="first"), LegConfig(upstream="second", order=1))})
     broker = Broker(pair.store, table, StepController(pair.store, {"*": TaskConfig()}, clock), BudgetBook(BudgetsConfig()), clock)
     completion = await broker.complete("d1", call(), 10.0, progress)
     told = [progress.pieces.get_nowait() for _ in range(progress.pieces.qsize())]
@@ -233,7 +234,7 @@ async def test_a_call_is_charged_at_the_price_of_the_day_it_was_reserved_on(tmp_
     clock, held = ManualClock(1_790_000_000.0), Held()  # 2026-09-21
     provider = ProgrammedProvider(held)
     prices = DatedPrices.of(
-        [DatedPrice(date.fromisoformat("2026-09-01"), PRICE), DatedPrice(date.fromisoformat("2026-09-22"), DEAR)],
+        [price_from(date.fromisoformat("2026-09-01"), PRICE), price_from(date.fromisoformat("2026-09-22"), DEAR)],
     )
     settings = CoordinatorConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
     upstream = Upstream("default", provider, "m", prices, Gate("default", 8, 0), 20.0, 1000)

@@ -13,7 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.service.tokens import CHECK_FILES_S, SigningKey, Tokens, TokenStore, TokenTerms
+from coordinator.config import AuthConfig
+from coordinator.service.tokens import CHECK_FILES_S, SigningKey, Tokens, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
 from edge.rpc.client import StepUnits
@@ -207,7 +208,7 @@ async def test_keys_rotate_without_a_gap_and_at_once_when_one_got_out(fleet) -> 
 
 def test_an_old_key_verifies_until_its_tokens_are_over_and_not_longer(tmp_path) -> None:
     clock = ManualClock()
-    tokens = Tokens(TokenStore(tmp_path), TokenTerms(), clock)
+    tokens = Tokens(TokenStore(tmp_path), AuthConfig(), clock)
     token = tokens.issue("device", "lamp")
     tokens.rotate()
     clock.advance(899.0)
@@ -221,7 +222,7 @@ def test_an_old_key_verifies_until_its_tokens_are_over_and_not_longer(tmp_path) 
 
 def test_a_token_ends_on_time_within_the_allowed_skew_of_clocks(tmp_path) -> None:
     clock = ManualClock()
-    tokens = Tokens(TokenStore(tmp_path), TokenTerms(skew_s=30), clock)
+    tokens = Tokens(TokenStore(tmp_path), AuthConfig(clock_skew_s=30), clock)
     token = tokens.issue("device", "lamp", life_s=60)
     clock.advance(89.0)
     assert tokens.check(token).name == "lamp"
@@ -234,7 +235,7 @@ def test_a_token_ends_on_time_within_the_allowed_skew_of_clocks(tmp_path) -> Non
 
 def test_a_chain_of_renewals_ends(tmp_path) -> None:
     clock = ManualClock()
-    tokens = Tokens(TokenStore(tmp_path), TokenTerms(renewable_s=3600), clock)
+    tokens = Tokens(TokenStore(tmp_path), AuthConfig(renewable_s=3600), clock)
     token = tokens.issue("device", "lamp", ["math"])
     for _ in range(6):
         clock.advance(600.0)
@@ -249,7 +250,7 @@ def test_a_chain_of_renewals_ends(tmp_path) -> None:
 
 def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> None:
     store = TokenStore(tmp_path)
-    Tokens(store, TokenTerms(), ManualClock()).issue("device", "lamp")
+    Tokens(store, AuthConfig(), ManualClock()).issue("device", "lamp")
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.folder.iterdir()} == {0o600}
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     assert store.signing_keys()[0].private not in repr(store.signing_keys())
@@ -267,7 +268,7 @@ def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> Non
     ids=["cut", "deep", "key", "epoch"],
 )
 def test_a_damaged_store_is_a_state_error_to_whoever_issues_or_revokes(tmp_path, name: str, text: str) -> None:
-    tokens = Tokens(TokenStore(tmp_path), TokenTerms(), ManualClock())
+    tokens = Tokens(TokenStore(tmp_path), AuthConfig(), ManualClock())
     tokens.issue("device", "lamp")
     (tmp_path / "auth" / name).write_text(text)
     with pytest.raises(StateError, match=f"{name} is damaged"):
@@ -289,7 +290,7 @@ async def test_a_damaged_store_lets_nobody_in(fleet) -> None:
 
 
 async def test_an_agent_renews_its_token_before_it_ends_and_keeps_its_file(fleet) -> None:
-    a_while_ago = Tokens(TokenStore(fleet.folder), TokenTerms(), ManualClock(now_s() - 59))
+    a_while_ago = Tokens(TokenStore(fleet.folder), AuthConfig(), ManualClock(now_s() - 59))
     file = fleet.token_file(a_while_ago.issue("device", "lamp", ["math"], life_s=90))  # within a second two thirds are over
     first = file.token()
     async with fleet.running(**TOKENS_ONLY) as (_, address), device(address, fleet.tls(), file) as lamp:

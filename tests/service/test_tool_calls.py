@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from coordinator.calls.admission import Gate
-from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
+from coordinator.calls.upstreams import Upstream, UpstreamTable
+from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
@@ -183,6 +184,6 @@ async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_
 def test_of_several_upstreams_only_those_that_can_call_tools_are_asked() -> None:
     providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
-    table = UpstreamTable(upstreams, {"default": (Leg("plain", order=0), Leg("able", order=1))})
+    table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})
     assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]
     assert [each.alias for each in table.choose(call(), "q", 0.0)] == ["plain", "able"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from coordinator.ledger.tables import CALL
 from tests.simulate.fleet_worlds import group, played, scenario
 from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
@@ -159,7 +160,7 @@ def test_an_answer_without_a_record_and_a_charge_nobody_knows_are_found(tmp_path
     assert charged
     device.figures.asked += 1
     device.charges[key] = charged + 1
-    tables.calls[device.name, "planted"] = msgspec.structs.replace(tables.calls[device.name, key], key="planted")
+    tables.rows[CALL][device.name, "planted"] = msgspec.structs.replace(tables.rows[CALL][device.name, key], key="planted")
     found = violations(tables, world.devices, {key: 2})
     told = "\n".join(found)
     assert f"{key} was executed 2 times" in told

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.ledger.accounts import Reserved
 from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.tables import CALL
 from edge.core.errors import CoordinatorUnavailable
 from tests.simulate.fleet_worlds import in_virtual_time
 from tests.unit.ledger_requests import NOW, reserve_request, settlement
@@ -129,7 +130,7 @@ def test_a_crash_takes_back_what_was_not_synced_and_only_that() -> None:
         return disk
 
     disk = in_virtual_time(main)
-    assert list(disk.tables.calls) == [("d1", "kept")]
+    assert list(disk.tables.rows[CALL]) == [("d1", "kept")]
     assert len(disk.durable_at) == len(disk.tables.journal)
 
 
@@ -164,7 +165,7 @@ def test_a_full_disk_changes_nothing_and_an_unsure_one_changes_all() -> None:
             with pytest.raises(CoordinatorUnavailable, match="cannot be written") as caught:
                 await store.reserve(reserve_request(condition))
             assert caught.value.reason == "LEDGER_UNAVAILABLE"
-            assert (("d1", condition) in disk.tables.calls) is stays
+            assert (("d1", condition) in disk.tables.rows[CALL]) is stays
         disk.condition = "full"
         with pytest.raises(DiskError):
             await DiskStore.open(disk, NOW)

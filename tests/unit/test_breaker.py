@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.calls.breaker import PROBE_RETRY_S, Breaker, BreakerState, BreakerTerms, Outcome
+from coordinator.calls.breaker import PROBE_RETRY_S, Breaker, BreakerState, Outcome
+from coordinator.config import BreakerConfig
 
-TERMS = BreakerTerms(failures_to_open=3, first_pause_s=5.0, longest_pause_s=20.0, longest_retry_after_s=100.0)
+TERMS = BreakerConfig(failures_to_open=3, first_pause_s=5.0, longest_pause_s=20.0, longest_retry_after_s=100.0)
 GOOD, BAD, NEUTRAL = Outcome.GOOD, Outcome.BAD, Outcome.NEUTRAL
 
 

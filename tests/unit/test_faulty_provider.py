@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from coordinator.calls.admission import Gate
-from coordinator.calls.breaker import Breaker, BreakerTerms
+from coordinator.calls.breaker import Breaker
 from coordinator.calls.broker import Broker
-from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable
-from coordinator.config import BudgetsConfig, TaskConfig
+from coordinator.calls.upstreams import Upstream, UpstreamTable
+from coordinator.config import BreakerConfig, BudgetsConfig, LegConfig, TaskConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.tables import ATTEMPT
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import CoordinatorError
@@ -73,7 +74,7 @@ async def test_whatever_upstreams_do_the_ledger_is_whole_and_never_below_the_bil
     await _ask_all(store, providers, calls=120)
     assert verify(store.tables).ok
     entries = {entry.billing_key: entry for provider in providers for entry in provider.log}
-    attempts = {attempt.billing_key: attempt for attempt in store.tables.all_attempts()}
+    attempts = {attempt.billing_key: attempt for attempt in store.tables.all(ATTEMPT)}
     assert sum(len(provider.log) for provider in providers) == len(entries)
     assert set(entries) <= set(attempts)
     for key, attempt in attempts.items():
@@ -85,14 +86,14 @@ async def test_whatever_upstreams_do_the_ledger_is_whole_and_never_below_the_bil
 
 
 def _upstream(provider: FaultyProvider) -> Upstream:
-    breaker = Breaker(BreakerTerms(first_pause_s=1.0, longest_pause_s=2.0))
+    breaker = Breaker(BreakerConfig(first_pause_s=1.0, longest_pause_s=2.0))
     return Upstream(provider.name, provider, "m", PRICE, Gate(provider.name, 2, 1000), 10.0, 1000, breaker)
 
 
 async def _ask_all(store: MemoryLedgerStore, providers: list[FaultyProvider], calls: int) -> None:
     """Ask through a broker over these providers, in order."""
     upstreams = {each.name: _upstream(each) for each in providers}
-    legs = [Leg(each.name, order=order) for order, each in enumerate(providers)]
+    legs = [LegConfig(upstream=each.name, order=order) for order, each in enumerate(providers)]
     clock = ManualClock()
     controller = StepController(store, {"*": TaskConfig()}, clock)
     broker = Broker(store, UpstreamTable(upstreams, {"default": legs}), controller, BudgetBook(BudgetsConfig()), clock)

@@ -8,19 +8,20 @@ from collections.abc import Awaitable
 import pytest
 
 from coordinator.ledger.accounts import InProgress, Reserved
-from coordinator.ledger.stores.buffered import Batch, CallKeys, RowsFile
-from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
+from coordinator.ledger.stores.buffered import Batch, CallKeys
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsFile, RowsRefused
+from coordinator.ledger.stores.memory import MemoryRows
+from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
 from tests.unit.ledger_requests import NOW, ROOMY, reserve_request, settlement
-from tools.simulate.virtual.disk import DiskTables
 
 
 class HeldDisk:
     """A disk whose commits end when the test says so."""
 
     def __init__(self) -> None:
-        self.tables = DiskTables()
+        self.tables = MemoryRows()
         self.under_way: list[tuple[Batch, Done]] = []
         self.unreadable = False
 
@@ -138,7 +139,7 @@ async def test_where_the_file_refuses_a_row_each_operation_runs_by_itself() -> N
     for _ in range(4):
         while not disk.under_way:
             await asyncio.sleep(0)
-        refused = any(row.key == "bad" for row in disk.under_way[0][0].rows["call"])
+        refused = any(row.key == "bad" for row in disk.under_way[0][0].rows[CALL])
         await disk.end(RowsRefused("a rule") if refused else None)
     told = await asyncio.gather(*begun, late, return_exceptions=True)
     assert [isinstance(each, Reserved) for each in told] == [True, False, True, True]
@@ -157,7 +158,7 @@ async def test_a_caller_that_leaves_undoes_nothing_and_closing_waits_for_what_wa
     assert not stopping.done()
     await disk.end()
     await stopping
-    assert ("d1", "a") in disk.tables.calls
+    assert ("d1", "a") in disk.tables.rows[CALL]
     with pytest.raises(CoordinatorUnavailable, match="closed"):
         await store.reserve(reserve_request("b"))
 

@@ -14,11 +14,26 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
-from coordinator.ledger.stores.buffered import Batch, BufferedTables
-from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys
+from coordinator.ledger.stores.memory import MemoryRows
+from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
-from coordinator.ledger.transitions import Ledger, Tables
+from coordinator.ledger.stores.sqlite_rows import SqliteRows
+from coordinator.ledger.tables import (
+    ATTEMPT,
+    BUDGET,
+    CACHED_CALLS,
+    CALL,
+    EXPIRED_ATTEMPTS,
+    GROUP_CALLS,
+    OLD_RESULTS,
+    PRICE,
+    PRICE_MEMBER,
+    STEP,
+    STEP_CALLS,
+    TASK,
+)
+from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
@@ -42,8 +57,8 @@ def _reserve(device: str, key: str, step: int, prompt: str, cache_key: str) -> O
 
 def _listed(ledger: Ledger) -> list[Any]:
     tables = ledger.tables
-    pages = [tables.budgets_after("f", 2, with_steps=False), tables.calls_after("d1", "a", 2, only_device="")]
-    return [*map(list, pages), list(tables.all_attempts()), list(tables.journal_after(2, 3)), tables.journal_head()]
+    pages = [ledger.list_budgets_after("f", 2), ledger.list_calls_after("d1", "a", 2)]
+    return [*map(list, pages), list(tables.all(ATTEMPT)), list(tables.journal_after(2, 3)), tables.journal_head()]
 
 
 def _some_operation(rng: random.Random) -> Operation:
@@ -79,12 +94,12 @@ def _outcome(ledger: Ledger, tables: Any, operation: Operation) -> Any:
     return value
 
 
-def _everything(tables: Tables) -> list[Any]:
-    rows = (tables.all_budgets(), tables.all_calls(), tables.all_attempts(), tables.all_steps(), tables.all_tasks())
-    return [*map(list, rows), list(tables.all_prices()), list(tables.all_price_members()), list(tables.journal_after(0))]
+def _everything(tables: BufferedTables) -> list[Any]:
+    rows = (tables.all(BUDGET), tables.all(CALL), tables.all(ATTEMPT), tables.all(STEP), tables.all(TASK))
+    return [*rows, list(tables.all(PRICE)), list(tables.all(PRICE_MEMBER)), list(tables.journal_after(0))]
 
 
-def _write(file: SqliteTables, batch: Batch) -> None:
+def _write(file: SqliteRows, batch: Batch) -> None:
     for table, rows in batch.rows.items():
         file.put_all(table, rows)
     file.append_all(batch.journal)
@@ -94,9 +109,9 @@ def _write(file: SqliteTables, batch: Batch) -> None:
 def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> None:
     rng = random.Random(seed)
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
-        connection.executescript(SCHEMA)
-        file, plain = SqliteTables(connection), MemoryTables()
-        buffered = BufferedTables(file)
+        upgrade_sqlite(connection, 0)
+        file, memory = SqliteRows(connection), MemoryRows()
+        buffered, plain = BufferedTables(file, CallKeys()), BufferedTables(memory)
         ours, theirs = Ledger(buffered, 1), Ledger(plain, 1)
         for device in DEVICES:
             opening = partial(Ledger.open_step, request=open_request(device=device))
@@ -105,6 +120,8 @@ def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> 
         for _ in range(OPERATIONS):
             operation = _some_operation(rng)
             assert _outcome(ours, buffered, operation) == _outcome(theirs, plain, operation)
+            memory.write(plain.take())  # at once
+            plain.committed()
             if under_way is None and rng.random() < 0.25:
                 under_way = buffered.take()
             elif under_way is not None and rng.random() < 0.5:
@@ -133,9 +150,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def _overspend(ledger: Ledger) -> None:
-    row = ledger.tables.budget(FLEET)
+    row = ledger.tables.budgets.get(FLEET)
     assert row is not None
-    ledger.tables.put_budget(replace(row, reserved=Amount(calls=1_000_000)))
+    ledger.tables.budgets.put(replace(row, reserved=Amount(calls=1_000_000)))
 
 
 async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_of_the_same_commit(
@@ -143,7 +160,7 @@ async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_
 ) -> None:
     store = await SqliteLedgerStore.open(path, NOW)
     await store.reserve(reserve_request("k0"))
-    foreign = store.transact(lambda ledger: ledger.tables.put_call(replace(ledger.get_call("d1", "k0"), key="\ud800")))
+    foreign = store.transact(lambda ledger: ledger.tables.calls.put(replace(ledger.get_call("d1", "k0"), key="\ud800")))
     work = [store.reserve(reserve_request("k1")), store.transact(_overspend), foreign, store.reserve(reserve_request("k2"))]
     first, refused, unreadable, second = await asyncio.gather(*work, return_exceptions=True)
     assert isinstance(first, Reserved)
@@ -154,26 +171,26 @@ async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_
     assert isinstance(unreadable, CoordinatorError)
     await store.aclose()
     with open_read_only(path) as rows:
-        assert [call.key for call in rows.all_calls()] == ["k0", "k1", "k2"]
+        assert [call.key for call in rows.all(CALL)] == ["k0", "k1", "k2"]
         assert verify(rows).ok
 
 
 @pytest.mark.parametrize(
     ("question", "columns"),
     [
-        (lambda file: file.group_calls("d", "t", 0, "p"), "device=? AND task=? AND step=? AND prompt_id=?"),
-        (lambda file: file.step_calls("d", "t", 0), "device=? AND task=? AND step=?"),
-        (lambda file: file.cached_calls("x", 1), "cache_key=?"),
-        (lambda file: file.expired_attempts(0), "lease_ms<?"),
-        (lambda file: file.results_before(0), "updated_ms<?"),
+        ((GROUP_CALLS, "d", "t", 0, "p"), "device=? AND task=? AND step=? AND prompt_id=?"),
+        ((STEP_CALLS, "d", "t", 0), "device=? AND task=? AND step=?"),
+        ((CACHED_CALLS, "x"), "cache_key=?"),
+        ((EXPIRED_ATTEMPTS, 0), "lease_ms<?"),
+        ((OLD_RESULTS, 0), "updated_ms<?"),
     ],
 )
-def test_a_question_reads_only_the_rows_that_it_is_about(question: Callable[[SqliteTables], Any], columns: str) -> None:
+def test_a_question_reads_only_the_rows_that_it_is_about(question: tuple[Any, ...], columns: str) -> None:
     connection = sqlite3.connect(":memory:")
-    connection.executescript(SCHEMA)
+    upgrade_sqlite(connection, 0)
     asked: list[str] = []
     connection.set_trace_callback(asked.append)
-    list(question(SqliteTables(connection)))
+    list(SqliteRows(connection).ask(*question))
     connection.set_trace_callback(None)
     plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
     connection.close()

@@ -1,4 +1,4 @@
-"""A ledger file of an older version is brought up to date with a copy beside it; a newer one is refused; fresh equals migrated."""
+"""A ledger file of an older version is brought up to date with a copy beside it; a newer one is refused."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from coordinator.ledger.accounts import Amount, CallState, Ended, InProgress, Replay
-from coordinator.ledger.stores.migrations import LEDGER, History, migrate_sqlite_file
+from coordinator.ledger.stores.migrations import LEDGER, Version, migrate_sqlite_file
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
+from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import StateError
 from tests.unit.ledger_requests import HOLD, NOW, ROOMY, reserve_request, settlement
-
-NEXT = """
-from alembic import op
-import sqlalchemy as sa
-revision = "{number:04d}"
-down_revision = "{before:04d}"
-
-def upgrade() -> None:
-    op.create_table("note", sa.Column("text", sa.Text(), primary_key=True))
-    {then}
-"""
 
 
 @pytest.fixture
@@ -40,12 +29,9 @@ async def path(tmp_path: Path) -> Path:
     return path
 
 
-def next_version(folder: Path, then: str = "pass") -> SqliteSettings:
+def next_version(script: str = "") -> SqliteSettings:
     """The schema of a program that is one version further on."""
-    folder.mkdir()
-    number = LEDGER.version + 1
-    (folder / "next.py").write_text(NEXT.format(number=number, before=LEDGER.version, then=then))
-    return SqliteSettings(schema=History(number, (*LEDGER.folders, folder)))
+    return SqliteSettings(schema=(*LEDGER, Version(f"CREATE TABLE note (text TEXT PRIMARY KEY); {script}")))
 
 
 def tables(path: Path) -> set[str]:
@@ -62,88 +48,46 @@ def version(path: Path) -> int:
     return found
 
 
-async def test_an_older_file_is_brought_up_to_date_with_a_copy_beside_it(path: Path, tmp_path: Path) -> None:
-    store = await SqliteLedgerStore.open(path, NOW, next_version(tmp_path / "revisions"))
+async def test_an_older_file_is_brought_up_to_date_with_a_copy_beside_it(path: Path) -> None:
+    store = await SqliteLedgerStore.open(path, NOW, next_version())
     assert (await store.get_call("d1", "k1")).result == "42"
     await store.aclose()
-    assert version(path) == LEDGER.version + 1
+    assert version(path) == len(LEDGER) + 1
     assert "note" in tables(path)
-    assert "alembic_version" not in tables(path)
-    backup = path.with_name(f"{path.name}.v{LEDGER.version}.backup")
-    assert (version(backup), "note" in tables(backup)) == (LEDGER.version, False)
+    backup = path.with_name(f"{path.name}.v{len(LEDGER)}.backup")
+    assert (version(backup), "note" in tables(backup)) == (len(LEDGER), False)
     assert backup.stat().st_mode & 0o777 == 0o600
     assert verify_file(backup).ok
 
 
-async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path, tmp_path: Path) -> None:
+async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     before = tables(path)
     with pytest.raises(StateError, match="cannot be migrated from version"):
-        await SqliteLedgerStore.open(path, NOW, next_version(tmp_path / "revisions", then="op.execute('DROP TABLE missing')"))
-    assert (version(path), tables(path)) == (LEDGER.version, before)
+        await SqliteLedgerStore.open(path, NOW, next_version("DROP TABLE missing;"))
+    assert (version(path), tables(path)) == (len(LEDGER), before)
     again = await SqliteLedgerStore.open(path, NOW)
     assert (await again.get_call("d1", "k1")).result == "42"
     await again.aclose()
     assert verify_file(path).ok
 
 
-async def test_a_file_of_a_newer_program_is_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
-    await (await SqliteLedgerStore.open(path, NOW, next_version(tmp_path / "revisions"))).aclose()
+async def test_a_file_of_a_newer_program_is_refused_and_left_alone(path: Path) -> None:
+    await (await SqliteLedgerStore.open(path, NOW, next_version())).aclose()
     with pytest.raises(StateError, match="newer than"):
         await SqliteLedgerStore.open(path, NOW)
     with pytest.raises(StateError, match="newer than"), open_read_only(path):
         pass
-    assert version(path) == LEDGER.version + 1
+    assert version(path) == len(LEDGER) + 1
 
 
 async def test_a_file_in_use_is_not_migrated(path: Path, tmp_path: Path) -> None:
     store = await SqliteLedgerStore.open(path, NOW)
     with pytest.raises(StateError, match="in use"):
-        await SqliteLedgerStore.open(path, NOW, next_version(tmp_path / "revisions"))
+        await SqliteLedgerStore.open(path, NOW, next_version())
     await store.reserve(reserve_request("k2"))
     assert await store.reserve(reserve_request("k2")) == InProgress("k2")
     await store.aclose()
     assert not list(tmp_path.glob("*.backup"))
-
-
-async def test_a_fresh_file_has_what_the_revisions_make(path: Path, tmp_path: Path) -> None:
-    """The tables a new file gets at once and those that all revisions make one after the other are the same."""
-    migrated = tmp_path / "migrated.sqlite3"
-    _upgrade_from_nothing(migrated)
-    assert _described(migrated) == _described(path)
-
-
-def _upgrade_from_nothing(path: Path) -> None:
-    from alembic import command
-
-    from coordinator.ledger.stores.migrations import _config
-
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        command.upgrade(_config(connection, LEDGER), "head")
-        connection.exec_driver_sql("DROP TABLE alembic_version")
-    engine.dispose()
-
-
-def _described(path: Path) -> dict[str, object]:
-    """Tables, columns with types, keys and nullability, indexes with their conditions, triggers; and how many checks there are."""
-    connection = sqlite3.connect(path)
-    found: dict[str, object] = {}
-    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall():
-        if kind == "table":
-            columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
-            strict = connection.execute(f"SELECT wr, strict FROM pragma_table_list('{name}')").fetchone()
-            nullable = [(row[1], row[2], row[5], bool(row[3] or row[5])) for row in columns]
-            found[name] = (nullable, strict, _rules(sql))
-        else:
-            found[name] = "".join(sql.replace("(", " ( ").split()).replace('"', "").lower()
-    connection.close()
-    return found
-
-
-def _rules(sql: str) -> list[str]:
-    """What the CHECKs of a table say, each once, sorted."""
-    parts = sql.replace("\n", " ").split("CHECK (")[1:]
-    return sorted("".join(part[: part.index(")")].split()) for part in parts)
 
 
 def test_the_backup_of_a_file_holds_what_its_write_ahead_log_holds(tmp_path: Path) -> None:
@@ -152,20 +96,20 @@ def test_the_backup_of_a_file_holds_what_its_write_ahead_log_holds(tmp_path: Pat
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute("CREATE TABLE journal (seq INTEGER PRIMARY KEY)")
     writer.execute("INSERT INTO journal VALUES (7)")
-    settings = next_version(tmp_path / "revisions")
-    backup = migrate_sqlite_file(path, LEDGER.version, settings.schema)
+    settings = next_version()
+    backup = migrate_sqlite_file(path, len(LEDGER), settings.schema)
     copy = sqlite3.connect(backup)
     assert copy.execute("SELECT seq FROM journal").fetchall() == [(7,)]
     copy.close()
     writer.close()
 
 
-async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(path: Path, tmp_path: Path) -> None:
+async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp_path: Path) -> None:
     """Version 5 adds what an answer had beyond its text; answers that were stored before had nothing more."""
     old = tmp_path / "old.sqlite3"
     with closing(sqlite3.connect(old)) as connection:
         connection.executescript((Path(__file__).parents[1] / "golden" / "ledger_version_2.sql").read_text())
-    migrate_sqlite_file(old, 2, History(4, LEDGER.folders))
+    migrate_sqlite_file(old, 2, LEDGER[:4])
     assert version(old) == 4 and verify_file(old).ok
     store = await SqliteLedgerStore.open(old, NOW + 500.0)
     await store.reserve(reserve_request("late"))
@@ -173,7 +117,7 @@ async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(pat
     await store.aclose()
     assert settled.call.beyond_text == '{"tool_calls":[]}'
     with open_read_only(old) as rows:
-        told = {call.key: call.beyond_text for call in rows.all_calls()}
+        told = {call.key: call.beyond_text for call in rows.all(CALL)}
     assert told.pop("late") and set(told.values()) == {""}
     assert verify_file(old).ok
 

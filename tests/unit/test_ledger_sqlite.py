@@ -18,6 +18,7 @@ import pytest
 from coordinator.ledger.accounts import Amount, CallState, InProgress, Reserved
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteSettings, open_read_only
 from coordinator.ledger.stores.trouble import CHECK_RIGHTS, DAMAGED, NO_SPACE, READ_ONLY, STEADY_WRITES, advice
+from coordinator.ledger.tables import CALL
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
@@ -90,7 +91,7 @@ async def test_a_second_opener_is_refused_in_one_line(path: Path, store: SqliteL
 
 async def test_every_commit_reaches_the_disk(store: SqliteLedgerStore) -> None:
     def pragma(name: str) -> object:
-        return store.transact(lambda ledger: ledger.tables.file.connection.execute(f"PRAGMA {name}").fetchone()[0])
+        return store.transact(lambda ledger: ledger.tables.source.connection.execute(f"PRAGMA {name}").fetchone()[0])
 
     assert (await pragma("synchronous"), await pragma("journal_mode")) == (2, "wal")
 
@@ -101,7 +102,7 @@ async def test_no_other_connection_than_the_writers_can_touch_the_write_ahead_lo
     log = path.with_name(path.name + "-wal")
     before = log.read_bytes()
     with open_read_only(path) as rows:
-        assert rows.call("d1", "k1") is not None
+        assert rows.get(CALL, "d1", "k1") is not None
         rows.connection.execute("COMMIT")
         for statement in ("PRAGMA wal_checkpoint(TRUNCATE)", "INSERT INTO meta VALUES ('x', 1)"):
             with pytest.raises(sqlite3.OperationalError, match=r"readonly|disk I/O"):
@@ -112,7 +113,7 @@ async def test_no_other_connection_than_the_writers_can_touch_the_write_ahead_lo
 
 
 def _connection_of(ledger: Ledger) -> object:
-    return ledger.tables.file.connection
+    return ledger.tables.source.connection
 
 
 async def test_a_locked_file_refuses_calls_and_recovers_when_it_is_free(path: Path, store: SqliteLedgerStore) -> None:

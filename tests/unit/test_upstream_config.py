@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.app import build_routes, build_upstreams, tariff_of
+from coordinator.app import build_upstreams, tariff_of
 from coordinator.calls.prices import Price
 from coordinator.config import CoordinatorConfig, UpstreamConfig, resolve_coordinator_config
 from coordinator.providers.anthropic import AnthropicProvider
@@ -46,7 +46,7 @@ def resolved(tmp_path: Path, text: str) -> CoordinatorConfig:
 
 def test_a_file_with_dated_prices_and_an_alias_becomes_upstreams_and_a_route(tmp_path: Path) -> None:
     config = resolved(tmp_path, TWO)
-    upstreams, routes = build_upstreams(config), build_routes(config)
+    upstreams, routes = build_upstreams(config), config.aliases
     assert upstreams["cheap"].price_at(at(2020, 1, 1)) == Price(100_000, 200_000)
     assert upstreams["cheap"].price_at(at(2026, 10, 1)) == Price(300_000, 400_000)
     assert isinstance(upstreams["dear"].provider, AnthropicProvider)

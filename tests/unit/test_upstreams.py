@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import date
+from typing import Any
 
 import pytest
 
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Outcome
-from coordinator.calls.prices import DatedPrice, DatedPrices, Price
-from coordinator.calls.upstreams import Leg, Upstream, UpstreamTable, may_go_elsewhere
+from coordinator.calls.prices import DatedPrices, Price
+from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewhere
+from coordinator.config import LegConfig
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
 from tests.scripted_provider import ScriptedProvider
 from tests.service.in_process import PRICE, call
+from tests.unit.prices import price_from
 
 NOW = 1_790_000_000.0  # 2026-09-21
+
+
+def leg(name: str, **more: Any) -> LegConfig:
+    return LegConfig(upstream=name, **more)
 
 
 def upstream(name: str, price=PRICE, deadline_s: float = 20.0, max_output_tokens: int = 1000) -> Upstream:
     return Upstream(name, ScriptedProvider(), f"model-of-{name}", price, Gate(name, 8, 8), deadline_s, max_output_tokens)
 
 
-def table(*legs: Leg, **upstreams: Upstream) -> UpstreamTable:
+def table(*legs: LegConfig, **upstreams: Upstream) -> UpstreamTable:
     named = {leg.upstream: upstream(leg.upstream) for leg in legs} | upstreams
     return UpstreamTable(named, {"smart": legs})
 
@@ -33,25 +40,29 @@ def names(chosen) -> list[str]:
 
 
 def test_an_upstream_is_an_alias_by_its_own_name() -> None:
-    upstreams = table(Leg("a"), Leg("b"))
+    upstreams = table(leg("a"), leg("b"))
     assert names(upstreams.choose(call(model_alias="b"), "q", NOW)) == ["b"]
     assert upstreams.aliases == ("a", "b", "smart")
 
 
 def test_the_order_of_a_route_decides_before_its_weights() -> None:
-    upstreams = table(Leg("last", weight=1000.0, order=2), Leg("first", weight=0.001, order=0), Leg("second", order=1))
+    upstreams = table(
+        leg("last", weight=1000.0, order=2),
+        leg("first", weight=0.001, order=0),
+        leg("second", order=1),
+    )
     for question in map(str, range(50)):
         assert names(upstreams.choose(call(model_alias="smart"), question, NOW)) == ["first", "second", "last"]
 
 
 def test_upstreams_of_one_order_share_the_calls_by_weight() -> None:
-    upstreams = table(Leg("a", weight=3.0), Leg("b", weight=1.0))
+    upstreams = table(leg("a", weight=3.0), leg("b", weight=1.0))
     first = Counter(names(upstreams.choose(call(model_alias="smart"), str(n), NOW))[0] for n in range(4000))
     assert 2850 < first["a"] < 3150  # 3000 expected, standard deviation 27
 
 
 def test_the_same_question_meets_the_same_upstreams_again() -> None:
-    legs = (Leg("a"), Leg("b"), Leg("c"))
+    legs = (leg("a"), leg("b"), leg("c"))
     one, other = table(*legs), table(*reversed(legs))
     for question in map(str, range(50)):
         assert names(one.choose(call(model_alias="smart"), question, NOW)) == names(
@@ -60,7 +71,7 @@ def test_the_same_question_meets_the_same_upstreams_again() -> None:
 
 
 def test_only_upstreams_that_can_take_the_call_are_asked() -> None:
-    upstreams = table(Leg("small"), Leg("large"), small=upstream("small", max_output_tokens=10))
+    upstreams = table(leg("small"), leg("large"), small=upstream("small", max_output_tokens=10))
     assert names(upstreams.choose(call(model_alias="smart"), "q", NOW)) == ["large"]
     with pytest.raises(InvalidRequest, match="at most 1000"):
         upstreams.choose(call(model_alias="smart", max_output_tokens=1001), "q", NOW)
@@ -69,8 +80,14 @@ def test_only_upstreams_that_can_take_the_call_are_asked() -> None:
 
 
 def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
-    tomorrow = DatedPrices.of([DatedPrice(date(2026, 9, 22), PRICE)])
-    upstreams = table(Leg("a"), Leg("b"), Leg("c"), a=upstream("a", None), b=upstream("b", tomorrow))
+    tomorrow = DatedPrices.of([price_from(date(2026, 9, 22), PRICE)])
+    upstreams = table(
+        leg("a"),
+        leg("b"),
+        leg("c"),
+        a=upstream("a", None),
+        b=upstream("b", tomorrow),
+    )
     assert names(upstreams.choose(call(model_alias="smart"), "q", NOW)) == ["c"]
     with pytest.raises(Unpriced):
         upstreams.choose(call(model_alias="b"), "q", NOW)
@@ -80,7 +97,7 @@ def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
 def test_a_quote_is_of_the_day_it_was_asked_and_covers_every_bound() -> None:
     dated = upstream(
         "a",
-        DatedPrices.of([DatedPrice(date(2026, 1, 1), Price(1_000_000, 0)), DatedPrice(date(2026, 9, 22), Price(9_000_000, 0))]),
+        DatedPrices.of([price_from(date(2026, 1, 1), Price(1_000_000, 0)), price_from(date(2026, 9, 22), Price(9_000_000, 0))]),
     )
     today, tomorrow = dated.quote(call(), NOW), dated.quote(call(), NOW + 86_400)
     assert tomorrow.hold.uusd == 9 * today.hold.uusd

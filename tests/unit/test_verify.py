@@ -19,9 +19,11 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.tables import PRICE, STEP, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, read_export, verify, verify_file
 from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
@@ -110,7 +112,7 @@ class Forger:
         """Run a change; verification must see it."""
         self.connection.execute("SAVEPOINT forgery")
         assert self.connection.execute(statement, values).rowcount > 0
-        report = verify(SqliteTables(self.connection))
+        report = verify(SqliteRows(self.connection))
         assert not report.ok, (statement, values)
         assert report.lines()[-1].startswith("DIFFERS")
         self.connection.execute("ROLLBACK TO forgery")
@@ -119,7 +121,7 @@ class Forger:
 @pytest.fixture
 def forger(path: Path) -> Iterator[Forger]:
     forger = Forger(path)
-    assert verify(SqliteTables(forger.connection)).ok
+    assert verify(SqliteRows(forger.connection)).ok
     yield forger
     forger.connection.close()
 
@@ -127,7 +129,7 @@ def forger(path: Path) -> Iterator[Forger]:
 def columns() -> list[tuple[str, str]]:
     """Every column of every table whose rows the journal proves."""
     scratch = sqlite3.connect(":memory:")
-    scratch.executescript(SCHEMA)
+    upgrade_sqlite(scratch, 0)
     tables = ("budget", "call", "attempt", "step", "task_state", "price", "price_member", "journal")
     found = [(table, row[1]) for table in tables for row in scratch.execute(f"PRAGMA table_info({table})")]
     found.append(("device", "disabled"))
@@ -371,16 +373,14 @@ async def test_what_a_price_holds_of_the_last_reports_is_proved(memory: MemoryLe
         await memory.close_step(close_request(device="d9", task=f"of {price}"))
     assert verify(tables).ok
     task, step = ("d9", "of "), ("d9", "of ", 0)
-    tables.tasks[task] = replace(mine := tables.tasks[task], recent=(0.5,))
-    assert len(verify(tables).differences) == 1
-    tables.tasks[task] = mine
-    tables.prices["global[device:d9]"] = replace(shared := tables.prices["global[device:d9]"], recent=())
-    assert len(verify(tables).differences) == 1
-    tables.prices["global[device:d9]"] = shared
-    for forged in ({"dual_proportional": 0.0}, {"dual_window": 1}, {"dual_ceiling": 1.0}):
-        tables.steps[step] = replace(kept := tables.steps[step], **forged)
+    for table, key, changed in ((TASK, task, (0.5,)), (PRICE, ("global[device:d9]",), ())):
+        tables.rows[table][key] = replace(kept := tables.rows[table][key], recent=changed)
         assert len(verify(tables).differences) == 1
-        tables.steps[step] = kept
+        tables.rows[table][key] = kept
+    for forged in ({"dual_proportional": 0.0}, {"dual_window": 1}, {"dual_ceiling": 1.0}):
+        tables.rows[STEP][step] = replace(kept := tables.rows[STEP][step], **forged)
+        assert len(verify(tables).differences) == 1
+        tables.rows[STEP][step] = kept
     assert verify(tables).ok
 
 

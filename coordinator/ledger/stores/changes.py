@@ -6,15 +6,12 @@ A subscriber that is slow misses nothing that matters: a pair that changed again
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 from coordinator.ledger.accounts import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from coordinator.ledger.accounts import BudgetRow, DeviceRow, PriceRow
 
 DeviceTask = tuple[str, str]
@@ -42,63 +39,35 @@ def shuts_or_lets_in(known: DeviceRow | None, row: DeviceRow) -> bool:
     return (known is not None and known.disabled) != row.disabled
 
 
-class _Subscriber:
-    """What one reader has not been told yet; belongs to the reader's loop."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.pending: dict[DeviceTask, None] = {}
-        self.woken = asyncio.Event()
-
-    def add(self, changed: Iterable[DeviceTask]) -> None:
-        self.pending.update(dict.fromkeys(changed))
-        self.woken.set()
-
-
 class ChangeFeed:
-    """Hands changed (device, task) pairs to all who read `changes`. `publish` may be called from any thread."""
+    """Hands changed (device, task) pairs to all who read `changes`. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[int, _Subscriber] = {}
+        self._readers: dict[asyncio.Event, dict[DeviceTask, None]] = {}  # what wakes a reader, and what it was not told yet
         self._closed = False
 
     def publish(self, changed: Iterable[DeviceTask]) -> None:
-        """Tell every subscriber."""
-        pairs = tuple(changed)
-        if not pairs:
-            return
-        for subscriber in tuple(self._subscribers.values()):
-            _in_loop_of(subscriber, lambda subscriber=subscriber: subscriber.add(pairs))  # type: ignore[misc]
+        """Tell every reader."""
+        pairs = dict.fromkeys(changed)
+        for woken, pending in self._readers.items() if pairs else ():
+            pending.update(pairs)
+            woken.set()
 
     def close(self) -> None:
         """End every iteration."""
         self._closed = True
-        for subscriber in tuple(self._subscribers.values()):
-            _in_loop_of(subscriber, subscriber.woken.set)
+        for woken in self._readers:
+            woken.set()
 
     async def changes(self) -> AsyncIterator[DeviceTask]:
         """Pairs as they change, from the first `__anext__` on, until the feed is closed."""
-        with self._subscribed() as mine:
-            while not self._closed:
-                await mine.woken.wait()
-                mine.woken.clear()
-                while mine.pending:
-                    yield mine.pending.popitem()[0]
-
-    @contextmanager
-    def _subscribed(self) -> Iterator[_Subscriber]:
-        subscriber = _Subscriber()
-        self._subscribers[id(subscriber)] = subscriber
+        woken = asyncio.Event()
+        pending = self._readers[woken] = {}
         try:
-            yield subscriber
+            while not self._closed:
+                await woken.wait()
+                woken.clear()
+                while pending:
+                    yield pending.popitem()[0]
         finally:
-            del self._subscribers[id(subscriber)]
-
-
-def _in_loop_of(subscriber: _Subscriber, do: Callable[[], None]) -> None:
-    """At once in its own loop, soon from another thread."""
-    if asyncio._get_running_loop() is subscriber.loop:
-        do()
-        return
-    with suppress(RuntimeError):  # its loop is closed: nobody reads any more
-        subscriber.loop.call_soon_threadsafe(do)
+            del self._readers[woken]

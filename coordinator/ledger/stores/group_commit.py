@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
-from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowsFile, call_keys
+from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
-from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.stores.store import Job, LedgerStore, NoAnswer
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
 
 log = logging.getLogger(__name__)
+CROWD, GATHER_S = 4, 0.002
+"""After a commit of so many operations or more, the next one waits so many seconds for others: a commit costs the same for many."""
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 
@@ -29,8 +30,16 @@ class RowsRefused(Exception):
     """The file refuses a row for its content; the message names the rule. Nothing of the batch happened."""
 
 
-class ReadFailed(Exception):
+class ReadFailed(NoAnswer):
     """The file cannot be read."""
+
+
+class RowsFile(RowSource, Protocol):
+    """The rows of the last commit, with what tells which calls are among them."""
+
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        ...
 
 
 class LedgerDisk(Protocol):
@@ -46,65 +55,26 @@ class LedgerDisk(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CommitSettings:
-    """After a commit of `crowd` operations or more, the next one waits `gather_s` for others: a commit costs the same for many."""
-
-    crowd: int = 4
-    gather_s: float = 0.002
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """An operation, its outcome once it has run, and who is told when that is durable."""
-
-    work: Callable[[Ledger], Any]
-    future: asyncio.Future[Any] | None = None
-    value: Any = None
-    error: Exception | None = None
-
-    def outcome(self) -> Any:
-        """What the operation gave. Raises its error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-    def tell(self) -> None:
-        """Tell the caller, unless it left."""
-        if self.future is None or self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
-
-    def fail(self, error: Exception) -> None:
-        """Tell the caller that nothing happened."""
-        self.error = error
-        self.tell()
-
-
 class GroupCommitStore(LedgerStore):
     """LedgerStore over a LedgerDisk that nobody else writes. Belongs to one event loop."""
 
-    def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk", settings: CommitSettings | None = None) -> None:
+    def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk") -> None:
         self.feed = ChangeFeed()
         self.commits = 0
         self.operations = 0
         self._disk = disk
         self._epoch = epoch
         self._where = where
-        self._settings = settings or CommitSettings()
         self._writability = Writability()
         self._loop = asyncio.get_running_loop()
         self._tables: BufferedTables | None = None
         self._ledger: Ledger | None = None
         self._call_keys: CallKeys | None = None
-        self._gathering: list[_Waiter] = []
+        self._gathering: list[Job] = []
         self._batch: Batch | None = None
-        self._under_way: list[_Waiter] = []
+        self._under_way: list[Job] = []
         self._flush_comes = False
-        self._one_by_one: deque[_Waiter] = deque()
+        self._one_by_one: deque[Job] = deque()
         self._last_commit = 0
         self._settled = asyncio.Event()
         self._closed = False
@@ -127,14 +97,16 @@ class GroupCommitStore(LedgerStore):
         """Run one transaction now, and answer when what it wrote or read is durable."""
         if self._closed:
             raise CoordinatorUnavailable("the ledger is closed", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
-        waiter = _Waiter(work)
+        waiter = Job(work)
         if self._one_by_one:
             self._one_by_one.append(waiter)
         else:
             self._run(waiter)
             if not self._has_to_wait(waiter):
                 self.operations += 1
-                now: T = waiter.outcome()
+                if waiter.error is not None:
+                    raise waiter.error
+                now: T = waiter.value
                 return now
         waiter.future = self._loop.create_future()
         later: T = await waiter.future
@@ -154,35 +126,20 @@ class GroupCommitStore(LedgerStore):
         """The transitions and their rows, loaded anew after a failure. Raises ReadFailed."""
         if self._tables is None or self._ledger is None:
             rows = self._disk.rows()
-            self._call_keys = self._call_keys or call_keys(rows)
+            self._call_keys = self._call_keys or _call_keys(rows)
             self._tables = BufferedTables(rows, self._call_keys)
             self._ledger = Ledger(self._tables, self._epoch)
         return self._ledger, self._tables
 
-    def _run(self, waiter: _Waiter) -> None:
-        """Run an operation; its refusal undoes only itself."""
-        waiter.value = waiter.error = None
+    def _run(self, waiter: Job) -> None:
+        """Run an operation, or refuse it where the rows cannot be read."""
         try:
-            ledger, tables = self._loaded()
+            waiter.run(*self._loaded())
         except ReadFailed as error:
-            waiter.error = self._unreadable(error)
-            return
-        try:
-            waiter.value = waiter.work(ledger)
-        except ReadFailed as error:
-            tables.roll_back()
-            waiter.error = self._unreadable(error)
-        except Exception as error:  # the refusal belongs to whoever awaits it
-            tables.roll_back()
-            waiter.error = error
-        else:
-            tables.keep()
+            self._writability.failed(f"{self._where}: {error}")
+            waiter.fail(not_written())
 
-    def _unreadable(self, error: ReadFailed) -> CoordinatorUnavailable:
-        self._writability.failed(f"{self._where}: {error}")
-        return not_written()
-
-    def _has_to_wait(self, waiter: _Waiter) -> bool:
+    def _has_to_wait(self, waiter: Job) -> bool:
         """An outcome waits for the next commit where rows gather for it, else for the one under way, else for none."""
         if self._tables is not None and self._tables.waiting:
             self._gathering.append(waiter)
@@ -199,8 +156,8 @@ class GroupCommitStore(LedgerStore):
     def _flush_soon(self) -> None:
         """Commit what gathers. Where the last operations came together, so will the next, and these are given a moment to."""
         self._flush_comes = True
-        if self._last_commit >= self._settings.crowd and not self._closed:
-            self._loop.call_later(self._settings.gather_s, self._flush)
+        if self._last_commit >= CROWD and not self._closed:
+            self._loop.call_later(GATHER_S, self._flush)
         else:
             self._loop.call_soon(self._flush)
 
@@ -229,7 +186,7 @@ class GroupCommitStore(LedgerStore):
                 waiter.tell()
         self._go_on()
 
-    def _failed(self, waiters: list[_Waiter], error: Exception) -> None:
+    def _failed(self, waiters: list[Job], error: Exception) -> None:
         """The commit did not happen, as far as anybody knows; nor then did what ran on top of it."""
         waiters = waiters + self._gathering
         self._gathering = []
@@ -241,9 +198,11 @@ class GroupCommitStore(LedgerStore):
             self._one_by_one.clear()
             for waiter in waiters:
                 waiter.fail(not_written())
+                waiter.tell()
         elif len(waiters) == 1:
             log.error("the ledger refused an inconsistent change: %s", error)
             waiters[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
+            waiters[0].tell()
         else:
             self._one_by_one.extendleft(reversed(waiters))
 
@@ -259,3 +218,10 @@ class GroupCommitStore(LedgerStore):
         if self._gathering and self._batch is None and not self._flush_comes:
             self._flush_soon()
         self._settled.set()
+
+
+def _call_keys(rows: RowsFile) -> CallKeys:
+    keys = CallKeys()
+    for about in rows.call_keys():
+        keys.add_call(*about)
+    return keys

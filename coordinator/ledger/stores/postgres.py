@@ -18,19 +18,23 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
-from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, revision_of
-from coordinator.ledger.stores.postgres_reach import NOTHING, Kind, Reach, Want, reach_of
-from coordinator.ledger.stores.postgres_tables import (
+from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, postgres_version
+from coordinator.ledger.stores.postgres_statements import (
     CHANNEL,
+    NOTHING,
     Fetched,
     Missing,
-    PostgresTables,
+    Reach,
+    Want,
+    reach_of,
     read_statement,
     write_statement,
 )
-from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.stores.store import Job, LedgerStore, Operation
 from coordinator.ledger.stores.trouble import Writability, not_written
+from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
 
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
-_ORPHANS: Reach = frozenset({(Kind.ORPHANED,)})
 _BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALUE
   VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
   ON CONFLICT (epoch) DO UPDATE SET lease_until = excluded.lease_until"""
@@ -68,36 +71,11 @@ class HeadMoved(Exception):
     """Another replica wrote between this batch's reading and its writing."""
 
 
-@dataclass(slots=True)
-class _Job:
-    """One operation: what to run, what it can touch, and who waits for it."""
+@dataclass(slots=True, eq=False)
+class _Job(Job):
+    """And what it can touch."""
 
-    work: Callable[[Ledger], Any]
-    reach: Reach
-    future: asyncio.Future[Any]
-    value: Any = None
-    error: Exception | None = None
-
-    def run(self, ledger: Ledger, tables: PostgresTables) -> None:
-        """Run it; its refusal undoes only itself. Raises Missing."""
-        self.value = self.error = None
-        try:
-            self.value = self.work(ledger)
-        except Missing:
-            raise
-        except Exception as error:  # the refusal belongs to whoever awaits it
-            self.error = error
-            tables.roll_back()
-        tables.keep()
-
-    def deliver(self) -> None:
-        """Tell the caller."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.value)
+    reach: Reach = NOTHING
 
 
 class PostgresLedgerStore(LedgerStore):
@@ -145,7 +123,7 @@ class PostgresLedgerStore(LedgerStore):
         if self._closed:
             raise _unavailable("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put_nowait(_Job(work, reach, future))
+        self._jobs.put_nowait(_Job(work, future, reach=reach))
         return await future
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -167,7 +145,7 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _start(self, now: float) -> None:
         connection = await self._connected()
-        await _require_schema(connection, self._connect)
+        await _require_schema(connection)
         self._epoch = await connection.fetchval(_JOIN, self._settings.name, self._settings.replica_lease_s)
         ready = asyncio.Event()
         self._tasks = [
@@ -175,7 +153,7 @@ class PostgresLedgerStore(LedgerStore):
             asyncio.create_task(self._live(), name="ledger-heartbeat"),
             asyncio.create_task(self._listen(ready), name="ledger-listener"),
         ]
-        await self.transact(lambda ledger: ledger.recover(now), _ORPHANS)
+        await self.transact(lambda ledger: ledger.recover(now), frozenset({(ORPHANED_ATTEMPTS, self._epoch)}))
         await ready.wait()
 
     async def _leave(self) -> None:
@@ -198,7 +176,7 @@ class PostgresLedgerStore(LedgerStore):
             jobs = [job for job in batch if job is not None]
             await self._run_batch(jobs)
             for job in jobs:
-                job.deliver()
+                job.tell()
             if last is None:
                 return
 
@@ -221,14 +199,14 @@ class PostgresLedgerStore(LedgerStore):
             self._disconnect()
             self._writability.failed(_one_line(error))
             for job in jobs:
-                job.value, job.error = None, not_written()
+                job.fail(not_written())
 
     async def _blame(self, jobs: list[_Job], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
         if len(jobs) == 1:
             rule = getattr(error, "constraint_name", None) or type(error).__name__
             log.error("the ledger refused an inconsistent change: %s", rule)
-            jobs[0].value, jobs[0].error = None, CoordinatorError("the ledger refused an inconsistent change")
+            jobs[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
             return
         for job in jobs:
             await self._run_batch([job])
@@ -261,7 +239,7 @@ class PostgresLedgerStore(LedgerStore):
         fetched, wants = Fetched(), frozenset[Want]().union(*(job.reach for job in jobs))
         while True:
             await self._fetch(connection, wants, fetched)
-            tables = PostgresTables(fetched)
+            tables = BufferedTables(fetched)
             ledger = Ledger(tables, self._epoch)
             try:
                 for job in jobs:
@@ -273,20 +251,21 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _fetch(self, connection: asyncpg.Connection[Any], wants: Reach, fetched: Fetched) -> None:
         first = not fetched.known
-        statement, tables = read_statement(wants, self._epoch)
-        seq, head_hash, *record = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
+        statement, asked = read_statement(wants)
+        seq, head_hash, *answers = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if first:
             fetched.head = (seq, head_hash)
         elif fetched.head != (seq, head_hash):
             raise HeadMoved
-        fetched.add(wants, record, tables)
+        fetched.add(wants, asked, answers)
 
-    async def _write(self, connection: asyncpg.Connection[Any], tables: PostgresTables, head: tuple[int, str]) -> None:
+    async def _write(self, connection: asyncpg.Connection[Any], tables: BufferedTables, head: tuple[int, str]) -> None:
         self._written = None
-        statement = write_statement(tables, head)
+        batch = tables.take()
+        statement = write_statement(batch, head)
         if statement is None:
             return
-        if tables.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
+        if batch.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
             self._written = tables.journal_head()
         moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if not moved:
@@ -386,12 +365,12 @@ async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] 
     )
 
 
-async def _require_schema(connection: asyncpg.Connection[Any], connect_again: Callable[[], Any]) -> None:
+async def _require_schema(connection: asyncpg.Connection[Any]) -> None:
     """Make or upgrade the tables. Raises StateError when a newer program made them, or someone else."""
-    known = await schema_version(connection)
-    if known is not None and known > LEDGER.version:
+    known = await postgres_version(connection)
+    if known is not None and known > len(LEDGER):
         raise StateError(
-            f"the ledger in PostgreSQL is of version {known}, newer than {LEDGER.version}, the newest this program knows",
+            f"the ledger in PostgreSQL is of version {known}, newer than {len(LEDGER)}, the newest this program knows",
             hint="update this program",
         )
     if known is None and await connection.fetchval(
@@ -400,21 +379,9 @@ async def _require_schema(connection: asyncpg.Connection[Any], connect_again: Ca
         raise StateError(
             "the PostgreSQL database holds tables that are not a ledger's", hint="give the ledger a database of its own"
         )
-    if known != LEDGER.version:
-        await migrate_postgres(connect_again)
-        log.info("the ledger's schema is now of version %d", LEDGER.version)
-
-
-async def schema_version(connection: asyncpg.Connection[Any]) -> int | None:
-    """The version of the tables; None for a database without a ledger. Raises StateError."""
-    if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
-        return None
-    found = await connection.fetchval("SELECT version_num FROM alembic_version")
-    if found is None or not str(found).isdigit() or revision_of(int(found)) != found:
-        raise StateError(
-            f"the PostgreSQL database is not a ledger (revision {found})", hint="give the ledger a database of its own"
-        )
-    return int(found)
+    if known != len(LEDGER):
+        await migrate_postgres(connection)
+        log.info("the ledger's schema is now of version %d", len(LEDGER))
 
 
 def _pair(payload: str) -> tuple[str, str]:

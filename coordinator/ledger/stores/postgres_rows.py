@@ -7,31 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coordinator.ledger.accounts import (
-    AttemptRow,
-    BudgetRow,
-    CallRow,
-    DeviceRow,
-    PriceMember,
-    PriceRow,
-    SetLimits,
-    StepRow,
-    TaskRow,
-)
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores import postgres
-from coordinator.ledger.stores.migrations import LEDGER
-from coordinator.ledger.stores.postgres_tables import attempt_of, told
-from coordinator.ledger.stores.rows import budget_of, call_of, device_of, price_of, set_limits_of, step_of, task_of
+from coordinator.ledger.stores.migrations import LEDGER, postgres_version
+from coordinator.ledger.stores.postgres_statements import told
+from coordinator.ledger.tables import Table
 from edge.core.errors import StateError
 
 if TYPE_CHECKING:
     import asyncpg
 
-T = TypeVar("T")
+Row = TypeVar("Row")
 PAGE = 2_000
 
 
@@ -53,11 +42,11 @@ async def _opened(dsn: str) -> asyncpg.Connection[Any]:
     settings = postgres.PostgresSettings(name="edge-coordinator ledger", statement_timeout_s=600.0)
     connection = await postgres.connect(dsn, settings)
     try:
-        version = await postgres.schema_version(connection)
+        version = await postgres_version(connection)
         if version is None:
             raise StateError("there is no ledger in this PostgreSQL database")
-        if version != LEDGER.version:
-            raise StateError(f"the ledger in PostgreSQL is not of version {LEDGER.version} (found {version})")
+        if version != len(LEDGER):
+            raise StateError(f"the ledger in PostgreSQL is not of version {len(LEDGER)} (found {version})")
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     except BaseException:
         connection.terminate()
@@ -72,49 +61,15 @@ class PostgresRows:
         self._runner = runner
         self._connection = connection
 
-    def all_budgets(self) -> Iterable[BudgetRow]:
-        """All budgets."""
-        return self._rows("SELECT * FROM budget ORDER BY key", budget_of)
-
-    def all_calls(self) -> Iterable[CallRow]:
-        """All calls."""
-        return self._rows("SELECT * FROM call ORDER BY device, key", call_of)
-
-    def all_attempts(self) -> Iterable[AttemptRow]:
-        """All attempts."""
-        return self._rows("SELECT * FROM attempt ORDER BY device, key, number", attempt_of)
-
-    def all_steps(self) -> Iterable[StepRow]:
-        """All steps."""
-        return self._rows("SELECT * FROM step ORDER BY device, task, step", step_of)
-
-    def all_tasks(self) -> Iterable[TaskRow]:
-        """All tasks."""
-        return self._rows("SELECT * FROM task_state ORDER BY device, task", task_of)
-
-    def all_prices(self) -> Iterable[PriceRow]:
-        """All shared λ."""
-        return self._rows("SELECT * FROM price ORDER BY key", price_of)
-
-    def all_price_members(self) -> Iterable[PriceMember]:
-        """All members of fleets' prices."""
-        return self._rows("SELECT * FROM price_member ORDER BY price, device", lambda row: PriceMember(*row))
-
-    def all_devices(self) -> Iterable[DeviceRow]:
-        """All devices."""
-        return self._rows("SELECT * FROM device ORDER BY device", device_of)
-
-    def set_limits(self) -> Iterable[SetLimits]:
-        """What was set at run time."""
-        return self._rows("SELECT * FROM set_limits ORDER BY scope", set_limits_of)
+    def all(self, table: Table[Row]) -> Iterable[Row]:
+        """All rows of a table, sorted by key."""
+        rows = self._pages(f"SELECT {', '.join(table.columns)} FROM {table} ORDER BY {', '.join(table.key)}")  # noqa: S608 - names are ours
+        return (table.row(tuple(map(told, row))) for row in rows)
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
         """Entries in order."""
         rows = self._pages("SELECT * FROM journal WHERE seq > $1 ORDER BY seq LIMIT $2", seq, limit)
         return (JournalEntry(*row) for row in rows)
-
-    def _rows(self, sql: str, make: Callable[[Sequence[Any]], T]) -> Iterator[T]:
-        return (make(tuple(map(told, row))) for row in self._pages(sql))
 
     def _pages(self, sql: str, *values: Any) -> Iterator[Any]:
         cursor = self._runner.run(_cursor(self._connection, sql, values))

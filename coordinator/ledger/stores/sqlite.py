@@ -15,7 +15,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TypeVar
@@ -23,9 +23,9 @@ from urllib.parse import quote
 
 from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
-from coordinator.ledger.stores.group_commit import CommitSettings, Done, GroupCommitStore, ReadFailed, RowsRefused
-from coordinator.ledger.stores.migrations import LEDGER, History, migrate_sqlite_file, migrated_copy
-from coordinator.ledger.stores.sqlite_tables import SCHEMA, SqliteTables
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
+from coordinator.ledger.stores.migrations import LEDGER, Schema, migrate_sqlite_file, migrated_copy, upgrade_sqlite
+from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
 from edge.core.errors import StateError
 
@@ -38,22 +38,21 @@ PAGES_OF_COMMIT = 8
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits: seconds for a foreign lock on the file, how commits gather; and its schema.
+    """How the store waits: seconds for a foreign lock on the file, and its schema.
 
     What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
     """
 
     busy_timeout_s: float = 2.0
-    commits: CommitSettings = field(default_factory=CommitSettings)
     checkpoint_pages: int = 8000
-    schema: History = LEDGER
+    schema: Schema = LEDGER
 
 
 class SqliteLedgerStore(GroupCommitStore):
     """LedgerStore over one SQLite file; make it with `open`."""
 
     def __init__(self, disk: SqliteDisk, epoch: int, settings: SqliteSettings) -> None:
-        super().__init__(disk, epoch, str(disk.path), settings.commits)
+        super().__init__(disk, epoch, str(disk.path))
         self._file = disk
 
     @classmethod
@@ -107,14 +106,14 @@ class SqliteDisk:
         self._thread.start()
         return await self._in_thread(self._open)
 
-    def rows(self) -> SqliteTables:
+    def rows(self) -> SqliteRows:
         """The rows of the last commit, over a fresh connection. Raises ReadFailed."""
         self._stop_reading()
         try:
             self._reading = sqlite3.connect(
                 f"file:{quote(str(self.path))}?mode=ro", timeout=self._settings.busy_timeout_s, uri=True, isolation_level=None
             )
-            return SqliteTables(self._reading, failed=_read_failed)
+            return SqliteRows(self._reading, failed=_read_failed)
         except sqlite3.Error as error:
             raise _read_failed(error) from error
 
@@ -169,7 +168,7 @@ class SqliteDisk:
         _prepare_file(self.path, self._settings)
         self._writing = connection = _connect(self.path, self._settings)
         self._inode = self.path.stat().st_ino
-        file = SqliteTables(connection)
+        file = SqliteRows(connection)
         if file.meta("epoch") and not file.meta("stopped_cleanly"):
             _check_integrity(connection, self.path)
             if not has_wal:
@@ -196,7 +195,7 @@ class SqliteDisk:
             raise OSError(f"{self.path} was replaced")
         if self._writing is None:
             self._writing = _connect(self.path, self._settings)
-        file = SqliteTables(self._writing)
+        file = SqliteRows(self._writing)
         self._writing.execute("BEGIN IMMEDIATE")
         for table, rows in batch.rows.items():
             file.put_all(table, rows)
@@ -260,7 +259,7 @@ def _make_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
+def open_read_only(path: StorePath) -> Iterator[SqliteRows]:
     """The rows as of now, for reading, also while a coordinator writes. Raises StateError when there is no such ledger."""
     file = Path(path)
     if not file.is_file():
@@ -270,7 +269,7 @@ def open_read_only(path: StorePath) -> Iterator[SqliteTables]:
         connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, isolation_level=None)
         connection = _as_read_now(connection, file)
         connection.execute("BEGIN")
-        yield SqliteTables(connection)
+        yield SqliteRows(connection)
     except sqlite3.Error as error:
         raise cannot_open_file(file, error, reading=True) from error
     finally:
@@ -331,16 +330,14 @@ def _prepare_file(path: Path, settings: SqliteSettings) -> None:
     schema = settings.schema
     with contextlib.closing(_connect(path, settings)) as connection:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
-            connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {LEDGER.version}; COMMIT;")
+            upgrade_sqlite(connection, 0, schema)
         found = _version(connection)
-        older = found < schema.version and _is_ledger(connection)
+        older = found < len(schema) and _is_ledger(connection)
         _check_integrity(connection, path) if older else _require_version(connection, path, schema)
     if not older:
         return
     backup = migrate_sqlite_file(path, found, schema)
-    log.warning(
-        "ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, schema.version, backup
-    )
+    log.warning("ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, len(schema), backup)
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -352,22 +349,22 @@ def _is_ledger(connection: sqlite3.Connection) -> bool:
     return _version(connection) >= 1 and bool(connection.execute(named).fetchone()[0] == 4)
 
 
-def _require_version(connection: sqlite3.Connection, path: Path, schema: History = LEDGER) -> None:
+def _require_version(connection: sqlite3.Connection, path: Path, schema: Schema = LEDGER) -> None:
     found = _version(connection)
-    if found == schema.version:
+    if found == len(schema):
         return
-    if found < schema.version or not _is_ledger(connection):
+    if found < len(schema) or not _is_ledger(connection):
         raise StateError(
-            f"{path} is not a ledger of version 1 to {schema.version} (found {found})", hint="choose another ledger file"
+            f"{path} is not a ledger of version 1 to {len(schema)} (found {found})", hint="choose another ledger file"
         )
-    known = f"newer than {schema.version}, the newest this program knows"
+    known = f"newer than {len(schema)}, the newest this program knows"
     raise StateError(f"ledger {path} is of version {found}, {known}", hint="update this program or choose another ledger file")
 
 
 def _as_read_now(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     """The connection itself, or for a ledger of an older version a copy in memory that was brought up to date; the file stays as it is."""
     found = _version(connection)
-    if found >= LEDGER.version or not _is_ledger(connection):
+    if found >= len(LEDGER) or not _is_ledger(connection):
         _require_version(connection, path)
         return connection
     copy = migrated_copy(connection, found)
@@ -385,7 +382,7 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _tell_of_a_copy(file: SqliteTables, path: Path) -> None:
+def _tell_of_a_copy(file: SqliteRows, path: Path) -> None:
     """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
     seq, _ = file.journal_head()
     last = max((entry.at_ms for entry in file.journal_after(seq - 1)), default=0)

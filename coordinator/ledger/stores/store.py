@@ -11,16 +11,59 @@ Contract (tests/contracts/test_ledger_store.py):
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import ChangeFeed, DeviceTask
 from coordinator.ledger.transitions import Ledger
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+class NoAnswer(Exception):
+    """The rows that an operation asked for cannot be had; it did not run."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """An operation, its outcome once it has run, and who is told when that is durable."""
+
+    work: Callable[[Ledger], Any]
+    future: asyncio.Future[Any] | None = None
+    value: Any = None
+    error: Exception | None = None
+
+    def run(self, ledger: Ledger, tables: BufferedTables) -> None:
+        """Run it; its refusal undoes only itself. Raises NoAnswer."""
+        self.value = self.error = None
+        try:
+            self.value = self.work(ledger)
+        except Exception as error:  # the refusal belongs to whoever awaits it
+            tables.roll_back()
+            if isinstance(error, NoAnswer):
+                raise
+            self.error = error
+        else:
+            tables.keep()
+
+    def fail(self, error: Exception) -> None:
+        """It did not happen."""
+        self.value, self.error = None, error
+
+    def tell(self) -> None:
+        """Tell the caller, unless it left."""
+        if self.future is None or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.value)
 
 
 class Operation(Generic[P, T]):
@@ -43,7 +86,7 @@ class Operation(Generic[P, T]):
 
 
 class LedgerStore:
-    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`; one that wraps another, `perform`."""
+    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`."""
 
     feed: ChangeFeed
 
@@ -95,26 +138,3 @@ class LedgerStore:
     leave_idle_prices = Operation(Ledger.leave_idle_prices)
     purge_results = Operation(Ledger.purge_results)
     read_journal = Operation(Ledger.read_journal)
-
-
-class WrappedStore(LedgerStore):
-    """A store around another one, for what is done around every operation: override `perform`."""
-
-    def __init__(self, inner: LedgerStore) -> None:
-        self._inner = inner
-
-    async def transact(self, work: Callable[[Ledger], T]) -> T:
-        """The inner store's."""
-        return await self._inner.transact(work)
-
-    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        """The inner store's."""
-        return self._inner.perform(operation, *args, **kwargs)
-
-    def changes(self) -> AsyncIterator[DeviceTask]:
-        """The inner store's."""
-        return self._inner.changes()
-
-    async def aclose(self) -> None:
-        """Close the inner store."""
-        await self._inner.aclose()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.app import LEDGER_FILE
+from coordinator.ledger.opening import LEDGER_FILE
 from tools.bench.coordinator.audit import audit
 from tools.bench.coordinator.services import AMPLE, COST, serving, settings
 from tools.bench.processes import REPOSITORY, memory_mib, own, scratch_folder
@@ -91,9 +91,10 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_doubt(ledger: Path) -> int:
     from coordinator.ledger.stores.sqlite import open_read_only
+    from coordinator.ledger.tables import ATTEMPT
 
     with open_read_only(ledger) as rows:
-        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all_attempts())
+        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all(ATTEMPT))
 
 
 if __name__ == "__main__":

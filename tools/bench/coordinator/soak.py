@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from coordinator.app import LEDGER_FILE
+from coordinator.ledger.opening import LEDGER_FILE
 from tools.bench.coordinator import services
 from tools.bench.mock_cloud import Answer, Connection, HttpServer, Request, completion
 from tools.bench.processes import Server, free_port, scratch_folder

@@ -94,7 +94,7 @@ def planted(name: str) -> Iterator[None]:
 
 
 def _budget(tables: BufferedTables, key: str) -> BudgetRow:
-    row = tables.budget(key)
+    row = tables.budgets.get(key)
     assert row is not None
     return row
 
@@ -102,14 +102,14 @@ def _budget(tables: BufferedTables, key: str) -> BudgetRow:
 @bug("I1", "a hold is taken without looking at the limit", BufferedTables, "hold")
 def _hold_without_limit(self: BufferedTables, key: str, amount: Amount, from_aside: Amount) -> bool:
     row = _budget(self, key)
-    self.put_budget(replace(row, reserved=row.reserved.plus(amount)))
+    self.budgets.put(replace(row, reserved=row.reserved.plus(amount)))
     return True
 
 
 @bug("I2", "a charge is counted twice in the balance", BufferedTables, "resolve")
 def _count_twice(self: BufferedTables, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
     row = _budget(self, key)
-    self.put_budget(replace(row, reserved=row.reserved.minus(hold), committed=row.committed.plus(charge).plus(charge)))
+    self.budgets.put(replace(row, reserved=row.reserved.minus(hold), committed=row.committed.plus(charge).plus(charge)))
 
 
 _reserved, _ask = Broker._reserved, broker._ask
@@ -156,7 +156,7 @@ def _any_content(*_: Any) -> None:
 
 @bug("I6", "a report that is sent again moves the dual again", Ledger, "close_step")
 def _close_again(self: Ledger, request: Any) -> Any:
-    row = self.tables.step(request.device, request.task, request.step)
+    row = self.tables.steps.get(request.device, request.task, request.step)
     if row is None:
         raise ledger._mismatch(request.task, request.step, self._next_step(request.device, request.task))
     return self._close_open_step(row, request)

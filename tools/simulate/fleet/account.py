@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from coordinator.ledger.accounts import CallRow, CallState
-from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.memory import MemoryRows
+from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify
 from tools.simulate.fleet.device import FleetDevice
 
 
-def calls_by_device(tables: MemoryTables) -> dict[str, list[CallRow]]:
+def calls_by_device(tables: MemoryRows) -> dict[str, list[CallRow]]:
     """The ledger's calls of each device."""
     calls: defaultdict[str, list[CallRow]] = defaultdict(list)
-    for row in tables.calls.values():
+    for row in tables.all(CALL):
         calls[row.device].append(row)
     return calls
 
@@ -24,7 +25,7 @@ def charged_to(rows: Sequence[CallRow]) -> tuple[int, int]:
     return sum(row.charged.calls for row in rows), sum(row.charged.uusd for row in rows)
 
 
-def violations(tables: MemoryTables, devices: Sequence[FleetDevice], executed: Mapping[str, int]) -> list[str]:
+def violations(tables: MemoryRows, devices: Sequence[FleetDevice], executed: Mapping[str, int]) -> list[str]:
     """One line each: what the ledger finds wrong with itself, answers without a record, and charges that are missing or doubled."""
     report = verify(tables)
     found = [f"the ledger does not verify: {difference}" for difference in report.differences]

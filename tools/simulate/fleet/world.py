@@ -16,6 +16,7 @@ import msgspec
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, budget_key
 from coordinator.ledger.budgets import window_label
+from coordinator.ledger.tables import BUDGET, PRICE
 from edge.core.rng import stream
 from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
@@ -310,14 +311,14 @@ class FleetWorld:
         series.calls.append(spent.calls)
         series.limit_uusd.append(budget.spend_limit_uusd)
         series.limit_calls.append(budget.calls_limit)
-        duals = [row.dual for row in self.disk.tables.prices.values()]
+        duals = [row.dual for row in self.disk.tables.all(PRICE)]
         series.fleet_dual.append(mean(duals) if duals else None)
 
     def _spent(self, window: str) -> Amount:
         """What the ledger has charged to the fleet's budget since its window began."""
         at = min(self.loop.time(), self.scenario.lasts_s) - 1e-3
         label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
-        row = self.disk.tables.budget(budget_key("fleet", window=label))
+        row = self.disk.tables.get(BUDGET, budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
 
     # results -------------------------------------------------------------------------------------------------------------------

@@ -7,65 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
-from coordinator.ledger.accounts import CallRow, CallState
-from coordinator.ledger.stores.buffered import Batch, RowsFile
-from coordinator.ledger.stores.group_commit import Done, GroupCommitStore
-from coordinator.ledger.stores.memory import MemoryTables
+from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, RowsFile
+from coordinator.ledger.stores.memory import MemoryRows
 from tools.simulate.virtual.loop import is_alive
 
 
 class DiskError(Exception):
     """The disk did not take a batch, or does not say whether it did."""
-
-
-class DiskTables(MemoryTables):
-    """The rows that are durable, and the number of the last process run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[str, int] = {}
-        self._put: Mapping[str, Callable[[Any], None]] = {
-            "budget": self.put_budget,
-            "call": self.put_call,
-            "attempt": self.put_attempt,
-            "step": self.put_step,
-            "task_state": self.put_task,
-            "price": self.put_price,
-            "price_member": self.put_price_member,
-            "device": self.put_device,
-            "set_limits": self.put_set_limits,
-        }
-
-    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
-        """Device, key, task, step, prompt id and cache key of every call."""
-        return [(row.device, row.key, row.task, row.step, row.prompt_id, row.cache_key) for row in self.calls.values()]
-
-    def group_calls(self, device: str, task: str, step: int, prompt_id: str) -> Sequence[CallRow]:
-        """A prompt group's running or answered calls."""
-        rows = (row for row in self.step_calls(device, task, step) if row.prompt_id == prompt_id)
-        return [row for row in rows if row.state is CallState.DISPATCHED or _is_answer(row)]
-
-    def cached_calls(self, cache_key: str, limit: int) -> Sequence[CallRow]:
-        """The latest answered calls under a cache key, newest first."""
-        rows = [row for row in self.calls.values() if cache_key and row.cache_key == cache_key and _is_answer(row)]
-        return sorted(rows, key=lambda row: (row.updated_ms, row.device, row.key), reverse=True)[:limit]
-
-    def write(self, batch: Batch) -> None:
-        """Take a batch."""
-        for table, rows in batch.rows.items():
-            for row in rows:
-                self._put[table](row)
-        for entry in batch.journal:
-            self.append_journal(entry)
-        self.numbers |= batch.numbers
-        self.keep()
-
-
-def _is_answer(row: CallRow) -> bool:
-    return row.state is CallState.COMPLETED and row.result is not None and not row.source_key
 
 
 class Disk:
@@ -79,7 +29,7 @@ class Disk:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
-        self.tables = DiskTables()
+        self.tables = MemoryRows()
         self.durable_at: list[float] = []
         self.condition = "ok"
         self.stall_s = 1.0

@@ -7,28 +7,29 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from coordinator.calls.admission import Gate, Turnstile
-from coordinator.calls.broker import Broker, BrokerTerms
+from coordinator.calls.broker import Broker
 from coordinator.calls.prices import Price
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import CoordinatorConfig
-from coordinator.control.devices import Fleet, identify
+from coordinator.config import AuthConfig, CoordinatorConfig
+from coordinator.control.devices import Fleet
 from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.verify import VerifyReport, verify
 from coordinator.providers.provider import CloudProvider
-from coordinator.service.access import DEVICE_ID_KEY
-from coordinator.service.admin_api import AdminApi, AdminDesk, Administrator
+from coordinator.service.access import Access
+from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.authentication import Authenticator, FailureLimiter
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier, notify_changes
-from coordinator.service.device_api import ApiTerms, Caller, DeviceApi
+from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
 from coordinator.service.reload import Changeable, apply_config
-from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING
-from coordinator.service.tokens import Tokens, TokenStore, TokenTerms
+from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, administrator, device_caller
+from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.clock import VirtualClock
@@ -177,15 +178,14 @@ class Site:
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(set_before)
         controller = StepController(store, config.effective_tasks, self._clock)
-        terms = BrokerTerms(service.max_queue_wait_s, service.lease_margin_s, service.answer_cache)
         table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
-        broker = Broker(store, table, controller, book, self._clock, terms, limiter)
-        heartbeat = ApiTerms(heartbeat_s=service.watch_heartbeat_s)
-        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, terms=heartbeat)
-        tokens = Tokens(TokenStore(NOWHERE), TokenTerms(), self._clock)
+        broker = Broker(store, table, controller, book, self._clock, service, limiter)
+        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, service=service)
+        tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock)
         admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
         upkeep = Upkeep(store, book, config, self._clock, fleet)
-        boundary = Boundary(_caller, api.requests, Turnstile("streams are open", self._max_streams), service.max_message_bytes)
+        streams = Turnstile("streams are open", self._max_streams)
+        boundary = Boundary(self._access("device"), device_caller, api.requests, streams, service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store
@@ -195,10 +195,15 @@ class Site:
 
     def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:
         requests, streams = Turnstile("requests run", 64), Turnstile("streams are open", 64)
-        boundary = Boundary(lambda *_: Administrator("admin"), requests, streams, self.config.service.max_message_bytes)
+        boundary = Boundary(self._access("admin"), administrator, requests, streams, self.config.service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(ADMIN_SERVICE, api, boundary, LASTING),))
         return endpoint
+
+    def _access(self, role: Literal["device", "admin"]) -> Access:
+        """Whoever connects is on this machine, and a device is the one that it says it is."""
+        tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock), FailureLimiter(self._clock, 20)
+        return Access(Authenticator(tokens, AuthConfig(), limiter, self._clock, local_role=role))
 
     async def _open(self) -> DiskStore:
         """Open the ledger, again and again while the disk does not let it."""
@@ -228,9 +233,3 @@ def _tariffs(config: CoordinatorConfig) -> dict[str, Price]:
     price = config.effective_upstreams["default"].constant_price
     assert price is not None
     return {"default": Price(*price)}
-
-
-def _caller(context: Any, method: str) -> Caller:
-    """The device that a simulated connection says it is."""
-    claimed = next((str(value) for key, value in context.invocation_metadata() if key == DEVICE_ID_KEY), "")
-    return Caller(identify(context.peer(), claimed), context.time_remaining())
