@@ -32,7 +32,7 @@ from edge.learning.activity import read_activity, read_headline
 from edge.learning.own_use import LEARNED_LATER, outlook
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import LAST_ANSWER, StateReader, Used, reading, used_today
+from edge.state.reader import LAST_ANSWER, StateReader, Used, no_state_in, reading, used_today
 
 if TYPE_CHECKING:
     from edge.cloud.sent import Choice
@@ -167,7 +167,9 @@ class FolderAgent:
             return found.to_json()
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """What left the device."""
+        """What left the device. Raises StateError where there is no such folder: nothing is known of what left then."""
+        if not self._folder.exists():
+            raise no_state_in(self._folder)
         with reading_sent(self._folder) as reader:
             return _NOTHING_SENT if reader is None else reader.listing(choice)
 

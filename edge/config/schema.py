@@ -348,7 +348,8 @@ class GateConfig(Section):
     anchors: int = Field(16, ge=1, description="Stored items of each task that are answered.")
     max_drop: Rate = Field(
         0.2,
-        description="Most that a task's share of right answers may fall from its best so far; more counts where it is beyond chance.",
+        description="Most that a task's share of right answers may fall from its best so far (all together a quarter of it); more counts "
+        "where it is beyond chance.",
     )
     rate_band: Rate = Field(
         0.15, description="Not used any more: the gate judges answers, and the help bias and the dial hold the share that asks."

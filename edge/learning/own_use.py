@@ -94,7 +94,7 @@ def outlook(record: Mapping[str, Any], feedback: Feedback, *, learns: bool, when
     if not learns:
         return "not learned from: use.feedback is false, or use.share 0"
     if _not_alone(record):
-        return "not learned from: only questions that stand alone are"
+        return "not learned from: a question is learned that stands alone; ask it in a new chat and correct it there"
     if feedback.verdict == "bad" and feedback.correction is None:
         return "say what is right, and it is learned"
     return when

@@ -15,6 +15,7 @@ from typing import Literal
 from edge.budget.pace import Pace
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.core.formatting import counted
 from edge.dagrpo.costs import CallCost
 from edge.dagrpo.dual import EXPLORED_RATE
 from edge.inference.backend import InferenceBackend
@@ -63,6 +64,7 @@ class LearningStep:
     fit_threads: Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None = None
     interruptible: bool = field(default=True, init=False)
     was_refused: bool = field(default=False, init=False)
+    was_unanswered: bool = field(default=False, init=False)
 
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
@@ -78,7 +80,7 @@ class LearningStep:
                 Batch.of(plan, opened, self._call_cost()), lambda done: self.sink.emit(replace(progress, done=done))
             )
             given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
-            self._notify(groups)
+            self._notify(groups, offline=opened.offline)
         self.interruptible = False
         try:
             terms = StepTerms(plan.step, plan.task, opened.target_rate)
@@ -224,15 +226,23 @@ class LearningStep:
         )
         return event, lineage
 
-    def _notify(self, groups: Sequence[ScoredGroup]) -> None:
-        """Report the prompts that are left out, and once per run of such steps that the budget refuses."""
+    def _notify(self, groups: Sequence[ScoredGroup], *, offline: bool) -> None:
+        """Report the prompts that are left out, and once per run of such steps that the budget refuses, or that no call is answered
+        (`offline` is reported where it begins)."""
         now, left_out = self.clock.now(), self.rollout.left_out
         if left_out:
             self.sink.emit(Notice(f"{len(left_out)} prompts are left out: {'; '.join(dict.fromkeys(left_out))}", now))
-        refused = [group for group in groups if any(scored.outcome is ResponseOutcome.REFUSED for scored in group.responses)]
+        refused = [group for group in groups if _has(group, ResponseOutcome.REFUSED)]
         if refused and not self.was_refused:
             self.sink.emit(Notice(refused[0].cloud_reason, now))
         self.was_refused = bool(refused)
+        failed = [group.cloud_reason for group in groups if _has(group, ResponseOutcome.MASKED)]
+        unanswered = bool(failed) and not offline and not any(_has(group, ResponseOutcome.ASKED) for group in groups)
+        if unanswered and not self.was_unanswered:
+            calls = counted(len(failed), "call")
+            text = f"the cloud answered none of {calls} ({failed[0]}); learning goes on without it; check the cloud's address and key"
+            self.sink.emit(Notice(text, now))
+        self.was_unanswered = unanswered
 
     def _report_judgement(self, event: StepFinished, lineage: Lineage, judgement: Judgement) -> None:
         rate, adapter, now = judgement.rate, event.adapter, self.clock.now()
@@ -263,6 +273,10 @@ class LearningStep:
 
     def _phases(self, step: int) -> StepPhases:
         return StepPhases(step, self.sink, self.clock, self.failpoint)
+
+
+def _has(group: ScoredGroup, outcome: ResponseOutcome) -> bool:
+    return any(scored.outcome is outcome for scored in group.responses)
 
 
 def version_name(version: int) -> str:

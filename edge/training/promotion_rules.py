@@ -18,6 +18,8 @@ from edge.core.formatting import shown, visible
 
 LEVEL = 0.05
 LEAST_VERDICTS = 8
+SHARE_OF_ALL = 0.25
+"""All sources together may fall by this share of what one of them may: 5 points where one has 20."""
 _ROUNDING = 1e-9
 
 
@@ -26,8 +28,8 @@ class GateRules:
     """When and how candidates are judged.
 
     `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
-    fall of a task's share right. `rate_window`: steps whose mean is the rate that is reported. `max_refusals` in a row take training back
-    to the adapter in use. `keep`: versions that served, stored to go back to.
+    fall of a task's share right (of all together SHARE_OF_ALL of it; 1: none is too large). `rate_window`: steps whose mean is the rate
+    that is reported. `max_refusals` in a row take training back to the adapter in use. `keep`: versions that served, stored to go back to.
     """
 
     every: int = 10
@@ -72,18 +74,25 @@ class RateScore:
 
 def refusal_of(anchors: Sequence[AnchorScore], rules: GateRules) -> str:
     """Why the candidate may not serve, in one line; "" when it may."""
-    # The sources, or all of them together, that fell by more than allowed and beyond chance, whatever the number of tasks.
-    tested = [*anchors, together(anchors)] if len(anchors) > 1 else list(anchors)
-    level = strict_level([score.lost + score.gained for score in tested])
-    too_far = [score for score in tested if score.before - score.after > rules.max_drop + _ROUNDING]
-    fallen = [score for score in too_far if lost_more(score.lost, score.gained, level)]
-    named = [score for score in fallen if score in anchors]
+    # A source that fell by more than allowed and beyond chance, whatever the number of sources; or all of them together, whose many
+    # items show a smaller fall. With several sources each of the two tests has half of the level.
+    half = LEVEL / 2 if len(anchors) > 1 else LEVEL
+    level = strict_level([score.lost + score.gained for score in anchors], half)
+    fallen = [score for score in anchors if _fell(score, rules.max_drop) and lost_more(score.lost, score.gained, level)]
+    if not fallen and len(anchors) > 1 and rules.max_drop < 1.0:
+        whole = together(anchors)
+        if _fell(whole, rules.max_drop * SHARE_OF_ALL) and lost_more(whole.lost, whole.gained, half):
+            fallen = [whole]
     return "; ".join(
         f"{score.source}: {_percent(score.after)} of {score.items} validation questions right, "
         f"{_percent(score.before)} with the best adapter so far"
         + (f', lost for example "{shown(visible(" ".join(score.example.split())))}"' if score.example else "")
-        for score in named or fallen
+        for score in fallen
     )
+
+
+def _fell(score: AnchorScore, allowed: float) -> bool:
+    return score.before - score.after > allowed + _ROUNDING
 
 
 def together(anchors: Sequence[AnchorScore]) -> AnchorScore:

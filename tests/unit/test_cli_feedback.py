@@ -43,8 +43,8 @@ def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, edge_agen
     [
         (("good",), {}, (), "learned from by the next"),
         (("bad",), {}, (), "say what is right"),
-        (("bad", "5"), {"turns": 3}, (), "only questions that stand alone"),
-        (("bad", "5"), {"held": True}, (), "only questions that stand alone"),
+        (("bad", "5"), {"turns": 3}, (), "ask it in a new chat"),
+        (("bad", "5"), {"held": True}, (), "ask it in a new chat"),
         (("bad", "5"), {}, ("--set", "use.feedback=false"), "not learned from: use.feedback"),
         (("bad", "5"), {}, ("--set", "use.share=0"), "not learned from: use.feedback"),
     ],

@@ -71,8 +71,8 @@ def test_bad_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[
     edge_agent("outbox", *words, "--state", str(folder)).refused(code, said)
 
 
-def test_an_empty_or_damaged_folder_is_no_crash(tmp_path: Path, edge_agent: EdgeAgent) -> None:
-    assert edge_agent("outbox", "--state", str(tmp_path / "none")).code == 0
+def test_a_folder_that_is_missing_or_damaged_is_refused(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    edge_agent("outbox", "--state", str(tmp_path / "none")).refused(1, str(tmp_path / "none"), "--state")
     assert not (tmp_path / "none").exists()
     (tmp_path / "agent.sqlite").write_bytes(b"no database" * 100)
     edge_agent("outbox", "--state", str(tmp_path)).refused(1, "cannot be read")

@@ -156,6 +156,15 @@ async def test_what_the_daily_budget_refuses_moves_no_weight(tmp_path: Path) -> 
     assert updates[0] == updates[1]
 
 
+async def test_a_cloud_that_answers_no_call_is_reported_once_with_the_reason(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.client.fail_next("complete", CoordinatorUnavailable("nobody there", reason="UPSTREAM_FAILED"), times=1000)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=3)
+    [notice] = world.events(Notice)
+    assert "nobody there" in notice.text and "address" in notice.text
+
+
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
 async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, place: str) -> None:
     counts = []

@@ -97,3 +97,10 @@ def test_going_back_keeps_what_is_left() -> None:
     looked_at = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
     assert 30 in looked_at.kept, "who looks at older versions can return"
     assert len(looked_at.after_step(34, 0, "promoted").kept) == 3
+
+
+def test_a_fall_of_all_tasks_together_is_refused_though_none_of_them_fell_too_far() -> None:
+    fell = [score(name, 16, 4, 1, right=10) for name in ("arith", "science", "code")]
+    assert refusal_of([fell[0]], GateRules()) == "" and refusal_of(fell[:1] * 2, GateRules()) == ""
+    assert refusal_of(fell, GateRules()).startswith("all tasks together: 44 % of 48")
+    assert refusal_of(fell, GateRules(max_drop=1.0)) == ""

@@ -137,7 +137,7 @@ def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("none.jsonl", None, "none.jsonl: no such"),
+        ("none.jsonl", None, "no such task file"),
         ("binary.jsonl", b"\xff\xfe\x00", "cannot be read"),
         ("empty.jsonl", b"\n\n", "no task item"),
         ("twice.jsonl", b'{"question": "a", "answer": 1}\n{"question": "a", "answer": 2}', "occurs twice"),

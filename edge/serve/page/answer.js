@@ -121,8 +121,13 @@ export class AnswerCard {
       element("label", { htmlFor: id }, "What would have been right? (you need not say)"), area,
       element("div", { class: "row" }, element("button", { type: "submit" }, "Send correction"), button("Cancel", () => this.close("correction", this.thumb.bad), { class: "quiet" })));
     form.addEventListener("submit", (event) => { event.preventDefault(); this.correct(area.value.trim()); });
+    area.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      form.requestSubmit();
+    });
     this.open("correction", form);
-    area.focus();
+    area.focus({ preventScroll: true });
     announce("Marked as bad. You may say what would have been right.");
   }
 
@@ -151,6 +156,7 @@ export class AnswerCard {
     this.close(kind);
     const place = element("div", { class: kind, "data-kind": kind }, content);
     this.drawer.append(place);
+    place.scrollIntoView({ block: "nearest" });
     return place;
   }
 
