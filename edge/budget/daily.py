@@ -105,7 +105,7 @@ class DailyBudget(UnconfirmedCalls):
             if not self._is_counted(call):
                 if reason := self._used_up():
                     self._notice_once_a_day(reason)
-                    raise BudgetExhausted(reason, metadata={"summary": reason, "budget": "learning per day"})
+                    raise BudgetExhausted(reason, metadata={"told": reason, "budget": "learning per day"})
                 at = self._clock.now()
                 with self._state.database as database:
                     values = (call.call_key, local_day(at), at, call.task, question_chars(call.messages))

@@ -28,7 +28,7 @@ def what_is_used_up(error: BudgetExhausted) -> str:
     texts = [metadata.get(name, "") for name in ("used", "limit", "needed", "kept")]
     numbers = [int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None for text in texts]
     if None in numbers[:2]:
-        return metadata.get("summary") or str(error)
+        return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
     unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
     amount = money if unit == "uusd" else str
@@ -43,7 +43,7 @@ def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool)
     what = what_is_used_up(error)
     option = _OPTIONS.get(error.metadata.get("unit", "").partition(",")[0], "")
     more = f"raise it with `edge-agent budget limit{option}`" if own_coordinator else "ask who runs the coordinator for more"
-    metadata = {**error.metadata, "summary": what}
+    metadata = {**error.metadata, "told": what}
     return BudgetExhausted(
         f"the budget is used up ({what})", hint=f"{more}, or ask without demanding the cloud", metadata=metadata
     )

@@ -259,7 +259,7 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
 
 async def test_a_run_of_refusals_is_told_once(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP)
-    world.client.fail_next("complete", BudgetExhausted("gone", metadata={"summary": "device calls 12 of 12"}), times=1000)
+    world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
     async with world.agent() as agent:
         await agent.learn()
         assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4

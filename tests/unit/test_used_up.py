@@ -30,7 +30,7 @@ NUMBERS = {
 
 
 def refusal(**numbers: str) -> BudgetExhausted:
-    return BudgetExhausted(JARGON, metadata={**NUMBERS, "summary": "device calls 62 of 60", **numbers})
+    return BudgetExhausted(JARGON, metadata={**NUMBERS, "told": "device calls 62 of 60", **numbers})
 
 
 @pytest.mark.parametrize(
