@@ -517,7 +517,7 @@ class TlsConfig(Section):
     @model_validator(mode="after")
     def _an_authority_for_clients(self) -> TlsConfig:
         if self.require_client_cert and not self.client_ca:
-            raise ValueError("needs client_ca, or require_client_cert: false so that tokens alone tell who calls")
+            raise ValueError("needs client_ca, or require_client_cert: false so that tokens alone identify who calls")
         return self
 
     def asks_certificate_of(self, role: Literal["device", "admin"]) -> bool:
@@ -589,7 +589,7 @@ class AuthConfig(Section):
 class AdminConfig(Section):
     """How commands reach the administrators' listener of a coordinator on another machine.
 
-    Nothing here matters to `serve`. Over TLS the certificate of `tls` or the token in `token_file` tells who administers.
+    Nothing here matters to `serve`. Over TLS the certificate of `tls` or the token in `token_file` identifies the administrator.
     """
 
     address: str | None = Field(

@@ -23,7 +23,7 @@ NAMES = (
     "in_close_step",  # inside of T4
     "closed",  # T4 is durable, before the reply
     "before_commit",  # a batch of the SQLite ledger has run and is not committed
-    "after_commit",  # it is committed and nobody was told
+    "after_commit",  # it is committed and nobody knows yet
 )
 Hook = Callable[[str], None]
 _hook: Hook | None = None

@@ -122,8 +122,8 @@ class Turnstile:
         """The same, until `leave`."""
         free, mine = self._most - self.inside, self._of.get(who, 0)
         if free <= 0 or mine > free:
-            told = f"{self.inside} {self._what} already" + (f", {mine} of this caller" if free > 0 else "")
-            raise CoordinatorUnavailable(told, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
+            message = f"{self.inside} {self._what} already" + (f", {mine} of this caller" if free > 0 else "")
+            raise CoordinatorUnavailable(message, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
         self.inside += 1
         self._of[who] = mine + 1
 

@@ -102,7 +102,7 @@ class Breaker:
             self._reopened, self._open_until_s = 0, None
 
     def _open(self, now_s: float, pause_s: float) -> None:
-        """Open it, or keep it open longer; never shorter. What was let pass before tells nothing about the time after."""
+        """Open it, or keep it open longer; never shorter. What was let pass before says nothing about the time after."""
         self._period += 1
         self._failures = 0
         self._open_until_s = max(self._open_until_s or 0.0, now_s + pause_s)

@@ -118,7 +118,7 @@ class Broker:
     ) -> CloudCompletion:
         """Ask the cloud once for this call, or give its stored answer. Raises CoordinatorError.
 
-        `progress` is told pieces only when this caller is the one who starts the call.
+        `progress` gets pieces only when this caller is the one who starts the call.
         """
         job = self._checked_job(device, call, deadline_s)
         while (running := self._flights.get(job.group)) is not None:
@@ -147,7 +147,7 @@ class Broker:
         return await self._replayed(row)
 
     async def cancel_call(self, device: str, call_key: str, tasks: frozenset[str] | None = None) -> CancelledCall:
-        """Send away whoever waits for a device's call, and tell what became of it. Raises NotFound, also for one of none of `tasks`.
+        """Send away whoever waits for a device's call, and report what became of it. Raises NotFound, also for one of none of `tasks`.
 
         A call that waits for its slot is dropped. One that was sent runs on unattended: its true cost, which cutting it off would leave
         unknown and charge at the hold, is settled when it ends, and GetCall has the answer.
@@ -176,7 +176,7 @@ class Broker:
                 return await self._snapshot(device, task, limits, view)
 
     async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
-        """What a device is told of these budgets."""
+        """What a device receives of these budgets."""
         terms = self._controller.terms_of(task)
         if view.task is None:
             first = {
@@ -433,7 +433,7 @@ class Broker:
 
 @dataclass(slots=True)
 class _Report:
-    """What the breaker will be told about a call that it let pass."""
+    """What the breaker will learn of a call that it let pass."""
 
     outcome: Outcome = Outcome.NEUTRAL
     retry_after_s: float | None = None
@@ -487,7 +487,7 @@ async def _ask(flight: Flight, attempt: _Attempt) -> ProviderResult:
 
 
 def progress_of(state: CallState) -> CallProgress:
-    """A call's state as its device is told it."""
+    """A call's state as its device receives it."""
     return CallProgress.RUNNING if state is CallState.DISPATCHED else CallProgress(str(state))
 
 

@@ -107,7 +107,7 @@ class Flight:
             if not self._waiters and self.can_be_dropped:
                 self._task.cancel()
         if self._released:
-            raise CallCancelled("the call was cancelled by its device", hint="GetCall tells what became of it")
+            raise CallCancelled("the call was cancelled by its device", hint="GetCall reports what became of it")
         if self._error is not None:
             raise self._error
         if self._answer is None:

@@ -73,7 +73,7 @@ class RateLimiter:
             who = "the fleet" if slowest is buckets[0] else "this device"
             raise RateLimited(
                 f"{who} may start {amount_text('calls', slowest.calls_per_min)} a minute, and {slowest.burst} at once",
-                hint="wait as long as told, or answer locally",
+                hint="wait as long as it says, or answer locally",
                 retry_after_s=slowest.wait_ns / 10**9,
             )
         for bucket in limited:

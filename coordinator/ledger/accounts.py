@@ -418,7 +418,7 @@ ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
 
 class Settlement(Struct, frozen=True, gc=False):
     """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
-    looked at afterwards, for the caller to be told."""
+    looked at afterwards, for the caller to report."""
 
     device: str
     key: str

@@ -106,7 +106,7 @@ def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task
 def snapshot(
     task: TaskRow | None, terms: TaskConfig, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]
 ) -> BudgetSnapshot:
-    """What a device is told: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
+    """What a device receives: per unit the budget with the least left of what is asked now, or its own total where nothing is limited."""
     calls, calls_limit, calls_period = _tightest("calls", budgets, asked)
     tokens, tokens_limit, tokens_period = _tightest("tokens", budgets, asked)
     spend, spend_limit, spend_period = _tightest("uusd", budgets, asked)
@@ -167,7 +167,7 @@ def _window_of(key: str) -> str:
 
 
 def _asked(row: BudgetRow) -> dict[str, Any]:
-    """A row's limits as configuration; the length of its window's label tells the window."""
+    """A row's limits as configuration; the length of its window's label gives the window."""
     window = _period_of(row.key)
     amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
     return {"window": window, **amounts}

@@ -2,7 +2,7 @@
 gRPC, providers or clocks.
 
 `Ledger` runs over tables inside a transaction that its store opens and closes; a raised error means the store rolls back.
-Every change of a row is told to the journal in the same transaction, completely enough that `verify` can rebuild all rows from it.
+Every change of a row is written to the journal in the same transaction, completely enough that `verify` can rebuild all rows from it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Ledger:
         return stored or self._outdated(request) or self._dispatch(request, known)
 
     def _outdated(self, request: ReserveRequest) -> Outdated | None:
-        """A hold follows the limits that hold now, whichever replica was told them."""
+        """A hold follows the limits that hold now, whichever replica received them."""
         rows = tuple(self._tables.set_limits())
         return Outdated(rows) if limits_version(rows) > request.limits_version else None
 
@@ -716,7 +716,7 @@ def _already_applied(row: BudgetRow, terms: BudgetTerms) -> bool:
 
 
 def device_disabled(device: str) -> PermissionDenied:
-    """What a device that was shut out is told."""
+    """What a device that was disabled receives."""
     hint = f"the operator lets it in again with `edge-coordinator devices enable {device}`"
     return PermissionDenied(f"device {device!r} is disabled", reason="DEVICE_DISABLED", hint=hint)
 

@@ -158,7 +158,7 @@ class Findings:
 
 
 class Replay:
-    """The tables as the journal tells them, as plain rows. `apply` takes one entry after the other."""
+    """The tables as the journal has them, as plain rows. `apply` takes one entry after the other."""
 
     def __init__(self, findings: Findings) -> None:
         self.budgets: dict[Any, Row] = {}
@@ -226,7 +226,7 @@ class Replay:
             self._require(holds, f"budget {row['key']} is held to {row['asked'][place]} where {name} was set otherwise")
 
     def _floors(self, row: Row, data: Row) -> None:
-        """What each member of a budget that is shared fairly can rely on, told by a change of its terms."""
+        """What each member of a budget that is shared fairly can rely on, reported by a change of its terms."""
         shares = self._shares.setdefault(row["key"], [])
         if "joined" in data:
             share = _share_key(row["key"], data["joined"])

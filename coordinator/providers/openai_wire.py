@@ -97,7 +97,7 @@ class Answer(msgspec.Struct):
 
 
 def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Take in a piece of a call. Servers tell by `index` which it belongs to; some leave that out, some give all calls the same."""
+    """Take in a piece of a call. Servers say by `index` which it belongs to; some leave that out, some give all calls the same."""
     index = piece.get("index", len(calls) - 1 if "id" not in piece else len(calls))
     known = next((call for call in reversed(calls) if call["index"] == index), None)
     if known is None or _begins_another(known, piece):

@@ -43,5 +43,5 @@ class ServiceManager:
 
 async def parent_gone(parent_pid: int, poll_s: float = POLL_S) -> None:
     """Return once this process is no longer the child of `parent_pid` (a dead parent's children are adopted by another process)."""
-    while os.getppid() == parent_pid:  # noqa: ASYNC110 - nothing tells a process that its parent died
+    while os.getppid() == parent_pid:  # noqa: ASYNC110 - no signal reaches a process whose parent died
         await asyncio.sleep(poll_s)

@@ -78,7 +78,7 @@ class Rows(Generic[Row]):
         keep: Callable[[Row | None], bool],
         heed: Callable[[Row | None, Row], None] | None = None,
     ) -> None:
-        """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` is told of each row that is put, with the
+        """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` gets each row that is put, with the
         one before."""
         self._key_of = table.key_of
         self._read = read

@@ -1,6 +1,6 @@
-"""Who is told that a budget has a new version. Knows subscribers and what each has not seen yet; knows nothing of rows or sockets.
+"""Subscribers to new versions of budgets. Knows subscribers and what each has not seen yet; knows nothing of rows or sockets.
 
-A subscriber that is slow misses nothing that matters: a pair that changed again while it was waiting to be told is told once.
+A subscriber that is slow misses nothing that matters: a pair that changed again while it was waiting is reported once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def told_to_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
 
 
 def shuts_or_lets_in(known: DeviceRow | None, row: DeviceRow) -> bool:
-    """Whether a device that is written is disabled from now on, or no longer; told as a pair without a task."""
+    """Whether a device that is written is disabled from now on, or no longer; reported as a pair without a task."""
     return (known is not None and known.disabled) != row.disabled
 
 
@@ -43,7 +43,7 @@ class ChangeFeed:
     """Hands changed (device, task) pairs to all who read `changes`. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._readers: dict[asyncio.Event, dict[DeviceTask, None]] = {}  # what wakes a reader, and what it was not told yet
+        self._readers: dict[asyncio.Event, dict[DeviceTask, None]] = {}  # what wakes a reader, and what it has not got yet
         self._closed = False
 
     def publish(self, changed: Iterable[DeviceTask]) -> None:

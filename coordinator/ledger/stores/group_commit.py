@@ -35,7 +35,7 @@ class ReadFailed(NoAnswer):
 
 
 class RowsFile(RowSource, Protocol):
-    """The rows of the last commit, with what tells which calls are among them."""
+    """The rows of the last commit, with what identifies the calls among them."""
 
     def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
         """Device, key, task, step, prompt id and cache key of every call."""
@@ -183,7 +183,7 @@ class GroupCommitStore(LedgerStore):
             self._writability.wrote()
             self.feed.publish(sorted(batch.changed))
             for waiter in waiters:
-                waiter.tell()
+                waiter.release()
         self._go_on()
 
     def _failed(self, waiters: list[Job], error: Exception) -> None:
@@ -198,11 +198,11 @@ class GroupCommitStore(LedgerStore):
             self._one_by_one.clear()
             for waiter in waiters:
                 waiter.fail(not_written())
-                waiter.tell()
+                waiter.release()
         elif len(waiters) == 1:
             log.error("the ledger refused an inconsistent change: %s", error)
             waiters[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
-            waiters[0].tell()
+            waiters[0].release()
         else:
             self._one_by_one.extendleft(reversed(waiters))
 
@@ -214,7 +214,7 @@ class GroupCommitStore(LedgerStore):
             if self._has_to_wait(waiter):
                 self._flush()
             else:
-                waiter.tell()
+                waiter.release()
         if self._gathering and self._batch is None and not self._flush_comes:
             self._flush_soon()
         self._settled.set()

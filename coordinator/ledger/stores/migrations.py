@@ -187,8 +187,8 @@ def migrate_sqlite_file(path: Path, found: int, schema: Schema = LEDGER) -> Path
             connection.execute("PRAGMA synchronous = FULL")
             upgrade_sqlite(connection, found, schema)
     except sqlite3.Error as error:
-        told = f"ledger {path} cannot be migrated from version {found}: {error}"
-        raise StateError(told, hint=f"a copy is {backup}") from error
+        message = f"ledger {path} cannot be migrated from version {found}: {error}"
+        raise StateError(message, hint=f"a copy is {backup}") from error
     return backup
 
 

@@ -176,7 +176,7 @@ class PostgresLedgerStore(LedgerStore):
             jobs = [job for job in batch if job is not None]
             await self._run_batch(jobs)
             for job in jobs:
-                job.tell()
+                job.release()
             if last is None:
                 return
 

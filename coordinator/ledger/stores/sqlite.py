@@ -68,7 +68,7 @@ class SqliteLedgerStore(GroupCommitStore):
             store = cls(disk, epoch, settings)
             await store.begin(now)
         except BaseException as error:
-            await disk.close(clean=False)  # who is told may try again at once
+            await disk.close(clean=False)  # who gets the error may try again immediately
             if isinstance(error, Exception):
                 raise _as_state_error(disk.path, error) from error
             raise

@@ -1,9 +1,9 @@
 """The role of a ledger store: it runs the ledger's operations durably, each as one transaction.
 
 Contract (tests/contracts/test_ledger_store.py):
-- Each operation happens wholly or not at all, and is durable before its caller is told. Nothing is awaited inside.
+- Each operation happens wholly or not at all, and is durable before its caller gets its outcome. Nothing is awaited inside.
 - committed + reserved + set_aside <= limit in every unit of every budget after every operation.
-- A cancelled caller does not undo an operation that was already queued; calling again with the same key tells what happened.
+- A cancelled caller does not undo an operation that was already queued; calling again with the same key reports what happened.
 - A store that cannot write raises CoordinatorUnavailable with reason LEDGER_UNAVAILABLE, changes nothing, and works again once it can.
 - Opening a store starts a new epoch: attempts of process runs that are gone are swept at once (`recover`). Where several processes share
   a store, those of the living ones are left alone; a process that dies is noticed when its own lease is over, and then swept too.
@@ -32,7 +32,7 @@ class NoAnswer(Exception):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An operation, its outcome once it has run, and who is told when that is durable."""
+    """An operation, its outcome once it has run, and who gets it when that is durable."""
 
     work: Callable[[Ledger], Any]
     future: asyncio.Future[Any] | None = None
@@ -56,8 +56,8 @@ class Job:
         """It did not happen."""
         self.value, self.error = None, error
 
-    def tell(self) -> None:
-        """Tell the caller, unless it left."""
+    def release(self) -> None:
+        """Give the caller its outcome, unless it left."""
         if self.future is None or self.future.done():
             return
         if self.error is not None:
@@ -103,8 +103,8 @@ class LedgerStore:
         as after `set_limits`; (device, "") for a device that was disabled or enabled; ("", task) and ("", "") also when a
         limited budget of all devices for a task, or for all tasks, was used.
 
-        Starts with the first `__anext__`; ends when the store is closed. A pair that changes again before it was told is told once; one
-        may be told that did not change.
+        Starts with the first `__anext__`; ends when the store is closed. A pair that changes again meanwhile is reported once; one
+        may be reported that did not change.
         """
         return self.feed.changes()
 

@@ -1,6 +1,6 @@
 """What is wrong with a ledger, for its operator. Knows SQLite's errors and when a line belongs in the log; knows nothing of rows.
 
-Devices are told only that the ledger cannot be written: where it lies and what its database says is the operator's business.
+Devices learn only that the ledger cannot be written: where it lies and what its database says is the operator's business.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ def advice(error: Exception, *, reading: bool = False) -> str:
 
 
 def not_written() -> CoordinatorUnavailable:
-    """What a device is told whose operation could not be written."""
+    """What a device receives whose operation could not be written."""
     return CoordinatorUnavailable("the ledger cannot be written", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
