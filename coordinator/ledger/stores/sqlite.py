@@ -325,10 +325,10 @@ def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
 def _prepare_file(path: Path, settings: SqliteSettings) -> None:
     """Make the tables in an empty file; bring those of an older version to this one, with a backup beside the file. Raises StateError.
 
-    The caller holds the file's lock, and no connection is open.
+    The caller holds the file's lock, and no connection is open. A file that is refused stays as it is: nothing has set its mode yet.
     """
     schema = settings.schema
-    with contextlib.closing(_connect(path, settings)) as connection:
+    with contextlib.closing(sqlite3.connect(path, timeout=settings.busy_timeout_s, isolation_level=None)) as connection:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
             upgrade_sqlite(connection, 0, schema)
         found = _version(connection)
