@@ -287,6 +287,20 @@ async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, s
     assert await page.value("document.getElementById('model').value") == "edge-local"
 
 
+async def test_a_correction_is_in_view_above_the_question_and_enter_sends_it(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent))
+    for number in range(4):
+        await ask(page, f"question {number}")
+    await page.value("[...document.querySelectorAll('[data-verdict=bad]')].at(-1).click()")
+    await page.until("!!document.querySelector('.correction textarea')")
+    sees = "(() => { const b = document.querySelector('.correction [type=submit]'), r = b.getBoundingClientRect();"
+    await page.until(f"{sees} return document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2) === b; }})()")
+    await page.type("38")
+    await key(page, "Enter")
+    said = await wait_for(agent, "/api/feedback", 2)
+    assert (said[-1]["verdict"], said[-1]["correction"]) == ("bad", "38")
+
+
 async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.failure, agent.answers.fail_after = CoordinatorUnavailable("the coordinator went away"), 4
     await arrive(page, stage.show(agent))
