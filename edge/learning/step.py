@@ -240,7 +240,9 @@ class LearningStep:
         unanswered = bool(failed) and not offline and not any(_has(group, ResponseOutcome.ASKED) for group in groups)
         if unanswered and not self.was_unanswered:
             calls = counted(len(failed), "call")
-            text = f"the cloud answered none of {calls}: {failed[0]}. Learning goes on without it; check the cloud's address and key"
+            text = (
+                f"the cloud answered none of {calls}: {failed[0]}. Learning goes on without it; check the cloud's address and key"
+            )
             self.sink.emit(Notice(text, now))
         self.was_unanswered = unanswered
 
