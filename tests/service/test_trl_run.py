@@ -261,6 +261,7 @@ def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(t
         str(tmp_path / "agent"),
     ]
     learn += ["--state", str(tmp_path / "state"), "--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
+    learn += ["--set", "learning.controller=paper"]  # TRL's sampler has no help bias: there λ alone holds the rate
     own = subprocess.run(
         [sys.executable, "-m", "edge.cli", *learn], capture_output=True, text=True, timeout=1800, env=environment(), check=False
     )
