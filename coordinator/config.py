@@ -59,8 +59,8 @@ class PriceConfig(Section):
     until_day: date | None = Field(
         None, description="Last day it holds on, in UTC (null: until the next entry's first day, or for good)."
     )
-    in_uusd_per_mtok: Count = Field(description="Price of a million input tokens, in micro-USD.")
-    out_uusd_per_mtok: Count = Field(description="Price of a million output tokens, in micro-USD.")
+    in_uusd_per_mtok: Count = Field(strict=True, description="Price of a million input tokens, in micro-USD.")
+    out_uusd_per_mtok: Count = Field(strict=True, description="Price of a million output tokens, in micro-USD.")
 
 
 def check_days(prices: tuple[PriceConfig, ...]) -> tuple[PriceConfig, ...]:

@@ -95,6 +95,19 @@ async def test_a_child_that_is_starting_is_signalled_only_once_it_serves(tmp_pat
     assert not [event for event in sink.events if isinstance(event, Notice)], "it did not end"
 
 
+async def test_a_child_that_serves_later_than_it_was_waited_for_goes_on_starting(tmp_path: Path) -> None:
+    child = child_of(tmp_path / "c", STARTS_SLOWLY, MemorySink(), timeout_s=2.0)
+    with pytest.raises(CoordinatorUnavailable, match="not serving after 2 s"):
+        await child.start()
+    assert child.pid is not None
+    (tmp_path / "c" / "go").touch()
+    async with asyncio.timeout(30):
+        while not (tmp_path / "c" / "up").exists():
+            await asyncio.sleep(0.01)
+    await child.aclose()
+    assert child.pid is None
+
+
 DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), signal.SIGSEGV)"
 
 
