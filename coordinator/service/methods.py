@@ -26,7 +26,7 @@ from edge.rpc.errors import row_for, to_status, trailing_metadata
 
 log = logging.getLogger(__name__)
 STAYING_OPEN = frozenset({"WatchBudget", "ReadJournal"})
-"""Streams that may outlive the credential that they were opened with."""
+"""Streams that may last beyond the end of their credential: it is checked again at each message sent."""
 
 
 C = TypeVar("C")
