@@ -266,7 +266,8 @@ def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(t
         [sys.executable, "-m", "edge.cli", *learn], capture_output=True, text=True, timeout=1800, env=environment(), check=False
     )
     assert own.returncode == 0, own.stderr
-    agent = {"phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": steps}]}
+    phases = [{"source": "practice:arith", "target_rate": 0.3, "steps": steps}]
+    agent = {"phases": phases, "learning": {"controller": "paper"}}
     config = written(tmp_path, agent=agent, trainer={"rows_per_pass": 64})
     theirs = subprocess.run(command(config), capture_output=True, text=True, timeout=1800, env=environment(), check=False)
     assert theirs.returncode == 0, theirs.stderr
