@@ -378,18 +378,39 @@ async def test_the_dial_is_typed_or_moved_by_keyboard_and_priced_before_it_is_se
     await page.until(f"document.querySelector({slider!r}).disabled")
 
 
-HOLD_BUDGETS = """(() => { const real = window.fetch; window.held = []; window.read = 0;
-  const slow = (reply) => { const json = reply.json.bind(reply);
-    reply.json = () => json().finally(() => setTimeout(() => { read += 1; }));
-    return new Promise((go) => window.held.push(() => go(reply))); };
-  const held = (path, options) => path === '/api/budget' && !options.method;
-  window.fetch = (path, options) => held(path, options) ? real(path, options).then(slow) : real(path, options); })()"""
+async def hold_budgets(page: Page, method: str) -> None:
+    """Replies of /api/budget to this method wait in `held` until they are called; `read` counts those that the page has read."""
+    await page.value(
+        """((method) => { const real = window.fetch; window.held = []; window.read = 0;
+      const slow = (reply) => { const json = reply.json.bind(reply);
+        reply.json = () => json().finally(() => setTimeout(() => { read += 1; }));
+        return new Promise((go) => window.held.push(() => go(reply))); };
+      const holds = (path, options) => path === '/api/budget' && (options.method ?? 'GET') === method;
+      window.fetch = (path, options) => holds(path, options) ? real(path, options).then(slow) : real(path, options); })"""
+        f"({method!r})"
+    )
+
+
+async def test_what_is_chosen_while_the_reply_is_on_its_way_stays_chosen(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    await hold_budgets(page, "POST")
+    await focus(page, ".dial .dial-text")
+    await page.type("30 %")
+    await key(page, "Enter")
+    await page.until("held.length === 1")
+    await focus(page, ".dial input[type=checkbox]")
+    await space(page)
+    await page.value("held[0]()")
+    await page.until("read === 1 && document.querySelector('.dial-facts').textContent.includes('30%')")
+    await press_button(page, "Let the model decide")
+    assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": None}
 
 
 async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
-    await page.value(HOLD_BUDGETS)
+    await hold_budgets(page, "GET")
     await look_again(page, "budget")
     await page.until("held.length === 1")
     await focus(page, "#pause-cloud")

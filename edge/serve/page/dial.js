@@ -114,7 +114,9 @@ export class Dial {
     if (event.key === "Enter" && this.text.value.trim()) { event.preventDefault(); this.apply(this.text.value); }
   }
 
+  // What is chosen while the agent's reply is on its way stays chosen.
   async apply(rate = this.chosen) {
+    const chosen = this.chosen;
     let budget;
     try {
       budget = await post("/api/budget", { task: this.task, target_rate: rate });
@@ -124,9 +126,9 @@ export class Dial {
     }
     this.text.value = "";
     announce(`Set: ${this.name}, ${rate === null ? "the model decides" : typeof rate === "string" ? rate : percent(rate)}`);
-    this.dirty = false;
+    this.dirty = this.chosen !== chosen;
     this.changed(budget);
-    this.reset();
+    if (!this.dirty) this.reset();
   }
 }
 
