@@ -16,6 +16,7 @@ from tools.experiments import run
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import read_chosen
+from tools.experiments.figures import draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.report import RESULTS_PAGE, insertions, with_insertions
 from tools.experiments.run import Board, CellProcess, Ended, OnProgress, Pace, run_all
@@ -202,7 +203,8 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_a_cell_is_run(
 
 
 def _report(folder: Path, text: str, every: dict[str, Findings]) -> str:
-    return with_insertions(text, insertions(every, CHOSEN, NO_DATA, folder, folder, text), folder / "text.md")
+    drawn = {name: draw_figures(findings, folder) for name, findings in every.items()}
+    return with_insertions(text, insertions(every, CHOSEN, NO_DATA, drawn, folder, text), folder / "text.md")
 
 
 def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -210,7 +212,6 @@ def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path
     for name in ("schedules", "lambda-paper"):
         make_results(expand(load_spec(name), CHOSEN).cells, tmp_path / "results")
         every[name] = Findings.of(load_spec(name), CHOSEN, tmp_path / "results")
-    (tmp_path / "schedules-schedules.svg").write_text("", encoding="utf-8")
     marks = ("table schedules", "figure schedules", "compute", "setting", "further experiments")
     text = "A paragraph.\n\n" + "\n".join(f"<!-- insert {mark} -->\nold\n<!-- end -->" for mark in marks) + "\n\nAnother.\n"
     filled = _report(tmp_path, text, every)

@@ -300,10 +300,9 @@ def test_each_seeds_dial_sends_what_that_seeds_retrained_adapter_sends(tmp_path:
 
 def test_figures_are_drawn_of_a_part_of_the_results_and_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     findings = _findings("lambda-paper", tmp_path / "results", missing=3)
-    (first,), (second,) = (draw_figures(findings, tmp_path / name, "svg") for name in ("a", "b"))
+    (first,), (second,) = (draw_figures(findings, tmp_path / name) for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
-    (png,) = draw_figures(findings, tmp_path)
-    assert png.stat().st_size > 1000
+    assert first.stat().st_size > 1000
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

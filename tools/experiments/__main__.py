@@ -74,12 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 
     one = command("figure", play_figure, "figures of experiments from their results", specs=True)
     one.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
-    one.add_argument("--format", choices=("png", "svg"), default="png", help="form of the pictures")
 
-    one = command("report", play_report, "make the tables of REPORT.md and docs/results.md anew from the results")
+    one = command("report", play_report, "make the tables and figures of REPORT.md and docs/results.md anew from the results")
     one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
-    one.add_argument("--figures", type=Path, default=FIGURES, help="folder of pictures; those that are there are shown")
+    one.add_argument("--figures", type=Path, help="folder in which figures are drawn (default: figures beside the first file)")
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)
@@ -129,7 +128,7 @@ def play_figure(arguments: argparse.Namespace) -> int:
     specs, chosen = _specs(arguments.specs, of="figure"), read_chosen(arguments.chosen)
     require_writable(arguments.out, "--out")
     for spec in specs:
-        drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out, arguments.format)
+        drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out)
         print("\n".join(map(str, drawn)) or f"{spec.name}: nothing to draw yet; run {spec.name} first", flush=True)
     return 0
 
@@ -146,8 +145,10 @@ def play_report(arguments: argparse.Namespace) -> int:
     chosen, specs = read_chosen(arguments.chosen), [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)
     every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
+    figures = arguments.figures or files[0].parent / FIGURES.name
+    drawn = {name: draw_figures(findings, figures) for name, findings in every.items()}
     for path, text in texts.items():
-        made = insertions(every, chosen, arguments.data, arguments.figures, path.parent, text)
+        made = insertions(every, chosen, arguments.data, drawn, path.parent, text)
         write_whole(path, with_insertions(text, made, path))
         print(f"wrote {path}", flush=True)
     return 0

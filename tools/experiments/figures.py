@@ -1,4 +1,4 @@
-"""Figures as small PNG or SVG files. A figure of what has no result is not drawn; the same results give the same picture."""
+"""Figures as small SVG files. A figure of what has no result is not drawn; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.findings import Findings, Runs, by_common_seed, compared
@@ -26,9 +26,7 @@ _METHOD_COLOURS = {
 """A method has one colour in all figures."""
 _MOST_FORGOTTEN = 60.0
 """Percent; longer intervals, as of two seeds, leave the picture."""
-_PALETTE = 96
 _RATES = tuple(number / 20 for number in range(15))
-Form = Literal["png", "svg"]
 _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -46,37 +44,31 @@ _TAG = re.compile(rb"<[^>]*>")
 _LONG_NUMBER = re.compile(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+")
 
 
-def draw_figures(findings: Findings, out: Path, form: Form = "png") -> list[Path]:
-    """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.png` (or `.svg`)."""
+def draw_figures(findings: Findings, out: Path) -> list[Path]:
+    """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.svg`."""
     drawn: list[Path] = []
     if not any(result.cell.phases for result in findings.results.values()):
         return drawn  # there is nothing but the models before learning
     for kind in findings.spec.figure:
-        path = out / f"{findings.spec.name}-{kind}.{form}"
-        _draw(path, findings, _PAINT[kind], form)
+        path = out / f"{findings.spec.name}-{kind}.svg"
+        _draw(path, findings, _PAINT[kind])
         drawn.append(path)
     return drawn
 
 
-def _draw(path: Path, findings: Findings, paint: Paint, form: Form) -> None:
+def _draw(path: Path, findings: Findings, paint: Paint) -> None:
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
         figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
-        FigureCanvasAgg(figure)
+        FigureCanvasSVG(figure)
         paint(figure, findings)
         drawn = io.BytesIO()
-        figure.savefig(drawn, format=form, metadata={"Date": None} if form == "svg" else None)
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
     path.parent.mkdir(parents=True, exist_ok=True)
-    if form == "svg":
-        path.write_bytes(_rounded(drawn.getvalue()))
-        return
-    from PIL import Image
-
-    with Image.open(drawn) as picture:  # with few colours, which is a third of the bytes
-        picture.convert("RGB").quantize(_PALETTE).save(path, optimize=True)
+    path.write_bytes(_rounded(drawn.getvalue()))
 
 
 def _rounded(svg: bytes) -> bytes:
@@ -106,8 +98,9 @@ def _lambda(figure: Any, findings: Findings) -> None:
 def _schedules(figure: Any, findings: Findings) -> None:
     """The rate beside τ, one panel for each schedule."""
     names = list(findings.spec.phases)
-    figure.set_size_inches(9, 5.2)
-    axes = figure.subplots(-(-len(names) // 2), 2, squeeze=False, sharey=True).ravel()
+    rows = -(-len(names) // 2)
+    figure.set_size_inches(9, 2.3 * rows + 0.6)
+    axes = figure.subplots(rows, min(2, len(names)), squeeze=False, sharey=True).ravel()
     for axis, name in zip(axes, names, strict=False):
         targets = [phase.target_rate for phase in findings.spec.phases[name] for _ in range(phase.steps)]
         steps = range(1, len(targets) + 1)

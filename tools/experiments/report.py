@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.core.errors import ConfigError
@@ -74,12 +74,12 @@ def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> st
 
 
 def insertions(
-    every: Mapping[str, Findings], chosen: ChosenRewards, data: Path, figures: Path, beside: Path, text: str
+    every: Mapping[str, Findings], chosen: ChosenRewards, data: Path, drawn: Mapping[str, Sequence[Path]], beside: Path, text: str
 ) -> dict[str, str]:
     """Everything that a report can have, by the words of its mark.
 
-    `beside`: the folder in which the report lies, from which its pictures are found. Experiments that `text` has no mark of go together
-    into `further experiments`.
+    `drawn`: the pictures of each experiment. `beside`: the folder in which the report lies, from which they are found. Experiments that
+    `text` has no mark of go together into `further experiments`.
     """
     made = {"setting": _setting(every), "compute": _compute(every)}
     further = []
@@ -88,20 +88,15 @@ def insertions(
             f"table {table}": "\n\n".join([*(one.to_markdown() for one in of), f"_{name}: {missing_line(findings)}_"])
             for table, of in tables_of(findings, data, chosen).items()
         }
-        made |= {**tables, f"figure {name}": _pictures(findings, figures, beside)}
+        made |= {**tables, f"figure {name}": _pictures(findings, drawn[name], beside)}
         if findings.spec.table and not any(f"<!-- insert {key} -->" in text for key in tables):
             further += [f"### {name}", findings.spec.about, *tables.values()]
     return {**made, "further experiments": "\n\n".join(further)}
 
 
-def _pictures(findings: Findings, folder: Path, beside: Path) -> str:
-    """The drawings of an experiment that are there; of two forms the one that scales."""
-    shown = []
-    for kind in findings.spec.figure:
-        drawn = (folder / f"{findings.spec.name}-{kind}.{form}" for form in ("svg", "png"))
-        if (path := next((path for path in drawn if path.is_file()), None)) is not None:
-            shown.append(f"![{findings.spec.about}]({Path(os.path.relpath(path, beside)).as_posix()})")
-    return "\n".join(shown)
+def _pictures(findings: Findings, drawn: Sequence[Path], beside: Path) -> str:
+    """An experiment's figures as markdown."""
+    return "\n".join(f"![{findings.spec.about}]({Path(os.path.relpath(path, beside)).as_posix()})" for path in drawn)
 
 
 def _compute(every: Mapping[str, Findings]) -> str:
