@@ -435,11 +435,12 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 class Resolution(Struct, frozen=True, gc=False):
-    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
-    for."""
+    """What became of an attempt, and of its call. `applied` is False when it had been resolved before: then nothing changed. `view` where
+    one was asked for."""
 
     applied: bool
     call: CallRow
+    attempt: AttemptRow
     view: BudgetView | None = None
 
 

@@ -294,7 +294,7 @@ class Ledger:
     def _settle(self, settlement: Settlement) -> Resolution:
         attempt, call = self._attempt_and_call(settlement.device, settlement.key, settlement.attempt)
         if attempt.state is not CallState.DISPATCHED:
-            return Resolution(False, call)
+            return Resolution(False, call, attempt)
         charge = settlement.charge.capped(attempt.hold)
         text, beyond_text = (told.encode("utf-8", "replace").decode() for told in (settlement.text, settlement.beyond_text))
         answered = replace(
@@ -329,7 +329,7 @@ class Ledger:
     ) -> Resolution:
         attempt, call = self._attempt_and_call(device, key, number)
         if attempt.state is not CallState.DISPATCHED:
-            return Resolution(False, call)
+            return Resolution(False, call, attempt)
         charged = attempt.hold if charge is None else charge.capped(attempt.hold)
         return self._resolve(attempt, call, state, charged, reason, now, {})
 
@@ -355,34 +355,33 @@ class Ledger:
         for key in attempt.budgets:
             to_aside = self._floor_left(key, attempt, charge) if shared else NO_AMOUNT
             self._tables.resolve(key, attempt.hold, charge, to_aside)
-        self._tables.attempts.put(replace(attempt, state=state, charged=charge))
+        ended = replace(attempt, state=state, charged=charge)
+        self._tables.attempts.put(ended)
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.calls.put(resolved)
         task = self._touch_task(call.device, call.task, now, charge=charge)
         data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
-        return Resolution(True, resolved)
+        return Resolution(True, resolved, ended)
 
     # T3 ------------------------------------------------------------------------------------------------------------------------
 
-    def sweep(self, now: float) -> tuple[AttemptRow, ...]:
-        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold. Returns them."""
+    def sweep(self, now: float) -> tuple[Resolution, ...]:
+        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold."""
         expired = self._doubt_all(self._tables.ask(EXPIRED_ATTEMPTS, milliseconds(now)), "lease expired", now)
         return expired + self._doubt_orphans(now)
 
-    def recover(self, now: float) -> tuple[AttemptRow, ...]:
+    def recover(self, now: float) -> tuple[Resolution, ...]:
         """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal learns the new epoch."""
         self._journal(now, "epoch", {"epoch": self._epoch})
         return self._doubt_orphans(now)
 
-    def _doubt_orphans(self, now: float) -> tuple[AttemptRow, ...]:
+    def _doubt_orphans(self, now: float) -> tuple[Resolution, ...]:
         return self._doubt_all(self._tables.ask(ORPHANED_ATTEMPTS, self._epoch), "coordinator stopped", now)
 
-    def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[AttemptRow, ...]:
-        left = tuple(sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key)))
-        for attempt in left:
-            self.doubt(attempt.device, attempt.key, attempt.number, reason, now)
-        return left
+    def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[Resolution, ...]:
+        left = sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key))
+        return tuple(self.doubt(attempt.device, attempt.key, attempt.number, reason, now) for attempt in left)
 
     # T4 ------------------------------------------------------------------------------------------------------------------------
 

@@ -128,9 +128,7 @@ class Telemetry:
             return await budgets_now(sources.store, sources.book, pairs, self._clock.now())
 
         curves = Curves(sources.store.read_journal)
-        return console_routes(
-            Console(sources.admin, lambda: self.gauges(sources), budgets, curves, self.refusals, self._clock, __version__)
-        )
+        return console_routes(Console(sources.admin, budgets, curves, self.refusals, self._clock, __version__))
 
     async def exposition(self, sources: Sources) -> bytes:
         """The metrics as text. A ledger that does not answer costs the budgets' series, not the rest."""
