@@ -29,7 +29,7 @@ from coordinator.ledger.accounts import amount_text
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.opening import open_store, verify_store
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.budget_watch import BudgetNotifier, notify_changes
 from coordinator.service.device_api import DeviceApi
 from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
@@ -283,7 +283,10 @@ class Coordinator:
         self._changeable = Changeable(book, controller, limiter, table, upkeep, notifier)
         ticking = asyncio.create_task(upkeep.run(), name="upkeep")
         self._resources.push_async_callback(_cancelled, ticking)
-        admin_api = self._admin_api(opened, book, fleet, table, security)
+        verify = partial(verify_store, opened, config)
+        admin_api = AdminApi(
+            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, drain=self.begin_drain
+        )
         admin = self._admin_side(admin_api, security)
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
@@ -313,25 +316,6 @@ class Coordinator:
             log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
             return None
         return AdminSide(api, security.listener("admin"), listen)
-
-    def _admin_api(
-        self,
-        store: LedgerStore,
-        book: BudgetBook,
-        fleet: Fleet,
-        table: UpstreamTable,
-        security: Security,
-    ) -> AdminApi:
-        async def limits() -> BudgetBook:
-            book.learn(await store.list_set_limits())
-            return book
-
-        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
-            book.learn(await store.set_limits(scope, changes, self._clock.now()))
-            return book
-
-        desk = AdminDesk(limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
-        return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
 def check_security(config: CoordinatorConfig) -> None:

@@ -13,15 +13,16 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.console.curves import Curves
-from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.admin_text import as_json
+from coordinator.service.authentication import Identity
 from coordinator.service.metrics import BudgetGauge, Refusals
 from coordinator.service.sideport import Handler, Route, json_reply
 from edge.core.clock import Clock
 from edge.rpc.v1 import admin_pb2
 
 ROWS = 200
-READER = Administrator("console")
+READER = Identity("console", "console")
 _PAGE = {
     "/": ("index.html", "text/html"),
     "/page/app.js": ("app.js", "text/javascript"),

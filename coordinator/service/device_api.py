@@ -37,11 +37,6 @@ class Caller:
     deadline_s: float | None = None
     tasks: frozenset[str] | None = None
 
-    @property
-    def who(self) -> str:
-        """The device."""
-        return self.device
-
 
 class DeviceApi:
     """The DeviceService without its transport. `requests` counts what works towards an answer, each item of a batch too."""

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
 from coordinator.service.access import Access
-from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Identity
 from coordinator.service.device_api import Caller, DeviceApi
 from coordinator.service.instruments import MeasuredRpcs
@@ -56,7 +56,7 @@ class Listener:
         allow_remote: bool,
     ) -> None:
         places = Turnstile("requests run", MAX_ADMIN_REQUESTS)
-        renewing: Boundary[Identity] = replace(boundary, caller_of=lambda identity, context: identity, requests=places)
+        renewing: Boundary[Identity] = replace(boundary, caller_of=the_identity, requests=places)
         self._name = service.full_name
         self._handlers = (
             bind(service, api, boundary, LASTING),
@@ -168,7 +168,7 @@ class CoordinatorServer:
         self._admins: Listener | None = None
         if admin is not None:
             places = (Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS))
-            desk = Boundary(admin.security.access, administrator, *places, service.max_message_bytes, **measure)
+            desk = Boundary(admin.security.access, the_identity, *places, service.max_message_bytes, **measure)
             self._admins = Listener(ADMIN_SERVICE, admin.api, desk, service, admin.security, allow_remote=False)
 
     async def start(self) -> tuple[str, ...]:
@@ -201,9 +201,9 @@ def device_caller(identity: Identity, context: Any) -> Caller:
     return Caller(identity.device, context.time_remaining(), identity.tasks)
 
 
-def administrator(identity: Identity, context: Any) -> Administrator:
-    """Who calls, for an administrator's handlers."""
-    return Administrator(identity.device)
+def the_identity(identity: Identity, context: Any) -> Identity:
+    """Who calls, for other handlers."""
+    return identity
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
