@@ -52,10 +52,10 @@ ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
     "provider",
     {
-        "bundled": "coordinator.app:bundled_provider",
-        "openai_compatible": "coordinator.app:openai_compatible_provider",
-        "anthropic": "coordinator.app:anthropic_provider",
-        "recorded": "coordinator.app:recorded_provider",
+        "bundled": "coordinator.providers.bundled:BundledProvider",
+        "openai_compatible": "coordinator.providers.openai_compatible:OpenAICompatibleProvider",
+        "anthropic": "coordinator.providers.anthropic:AnthropicProvider",
+        "recorded": "coordinator.providers.recorded:RecordedProvider",
     },
 )
 
@@ -70,48 +70,6 @@ class Serving:
     admin_addresses: tuple[str, ...] = ()
     metrics_url: str = ""
     console_url: str = ""
-
-
-def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A GGUF model in this process; as many calls are decoded at once as the upstream admits."""
-    from coordinator.providers.bundled import BundledProvider
-
-    return BundledProvider(model=config.model, path=config.path, n_threads=config.threads, rows=config.max_concurrency)
-
-
-def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A server that speaks OpenAI's chat completions. Raises ConfigError."""
-    from coordinator.config_secrets import Secrets
-    from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
-
-    endpoint = OpenAIEndpoint(
-        base_url=config.base_url or "",
-        api_key_env=config.key_name,
-        tokens_field=config.tokens_field,
-        allow_plaintext=config.allow_plaintext,
-    )
-    return OpenAICompatibleProvider(endpoint, name=alias, environ=Secrets())
-
-
-def anthropic_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """Anthropic's Messages API. Raises ConfigError."""
-    from coordinator.config_secrets import Secrets
-    from coordinator.providers.anthropic import DEFAULT_BASE_URL, AnthropicEndpoint, AnthropicProvider
-
-    endpoint = AnthropicEndpoint(
-        base_url=config.base_url or DEFAULT_BASE_URL,
-        api_key_env=config.key_name,
-        allow_plaintext=config.allow_plaintext,
-        overloaded_is_refusal=config.overloaded_is_refusal,
-    )
-    return AnthropicProvider(endpoint, name=alias, environ=Secrets())
-
-
-def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """Answers replayed from a cassette."""
-    from coordinator.providers.recorded import RecordedProvider
-
-    return RecordedProvider(Path(config.path or ""), name=alias)
 
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.config import UpstreamConfig
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import ContextOverflow, EdgeError
 from edge.core.rng import stream as random_stream
@@ -32,16 +33,13 @@ def bundled_model_path(model: str) -> Path:
 
 
 class BundledProvider:
-    """CloudProvider over a local GGUF file: `path`, or the bundled `model`. `rows` calls are decoded at once on `n_threads` threads."""
+    """CloudProvider over a local GGUF file. As many calls are decoded at once as the upstream admits."""
 
-    def __init__(
-        self, *, model: str = "nano-cloud", path: str | Path | None = None, n_threads: int = 1, rows: int = 16, seed: int = 0
-    ) -> None:
-        self.name = f"bundled:{model if path is None else Path(path).stem}"
-        self._path = bundled_model_path(model) if path is None else Path(path)
-        self._n_threads = n_threads
-        self._rows = rows
-        self._seed = seed
+    def __init__(self, config: UpstreamConfig, name: str) -> None:
+        self._path = bundled_model_path(config.model) if config.path is None else Path(config.path)
+        self.name = f"bundled:{self._path.stem}"
+        self._n_threads = config.threads
+        self._rows = config.max_concurrency
         self._worker: EngineWorker | None = None
         self._backend: LlamaCppBackend | None = None
         self._starting = asyncio.Lock()
@@ -128,7 +126,7 @@ class BundledProvider:
     def _sampling(self, request: ProviderRequest) -> tuple[Sampling, int]:
         """How its answer is drawn, and the seed."""
         sampling = Sampling(temperature=request.temperature, max_tokens=request.max_output_tokens)
-        return sampling, random_stream(self._seed, "bundled", request.idempotency_key).getrandbits(62)
+        return sampling, random_stream(0, "bundled", request.idempotency_key).getrandbits(62)
 
     @asynccontextmanager
     async def _row(self, end: float) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
+from coordinator.config_secrets import read_secret
 from coordinator.providers.http1 import BadResponse, Connection, Pool, TooLarge, request_head
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
@@ -46,23 +47,18 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key: the environment variable that holds it, or `file:/PATH`, and the header it goes into, before it `prefix`."""
+    """An API key: its `UpstreamConfig.key_name`, and the header it goes into, before it `prefix`."""
 
-    env: str
+    name: str
     header: str = "Authorization"
     prefix: str = "Bearer "
 
-    def headers(self, name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    def headers(self, upstream: str, environ: Mapping[str, str]) -> dict[str, str]:
         """The header. Raises ConfigError when the variable is not set, the file cannot be used, or the key cannot be sent."""
         try:
-            key = environ.get(self.env, "").strip()
+            return {self.header: f"{self.prefix}{read_secret(self.name, environ)}"}
         except ConfigError as error:
-            raise ConfigError(f"upstream {name}: {error}", hint=error.hint) from error
-        if not key:
-            raise ConfigError(f"upstream {name}: environment variable {self.env} is not set", hint="set it to the API key")
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"upstream {name}: the key in {self.env} has characters that cannot be sent")
-        return {self.header: f"{self.prefix}{key}"}
+            raise ConfigError(f"upstream {upstream}: {error}", hint=error.hint) from error
 
 
 ReadError = Callable[[bytes], str]
@@ -230,7 +226,7 @@ def _key_hint(key: ApiKey | None) -> str:
     """What to look at when an upstream lets nobody in."""
     if key is None:
         return "no API key is sent; set api_key or api_key_env"
-    return f"check the API key in {key.env if key.env.startswith('file:') else f'${key.env}'}"
+    return f"check the API key in {key.name if key.name.startswith('file:') else f'${key.name}'}"
 
 
 def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
