@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import AuthConfig
-from coordinator.service.pki import write_private
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
+from edge.core.files import write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -146,7 +146,7 @@ class TokenStore:
         self._put("holders.json", [asdict(rows[key]) for key in sorted(rows)])
 
     def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
-        write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
+        write_atomically(self.folder / name, json.dumps(rows, indent=1).encode(), mode=0o600)
         self._fresh_until.clear()
 
     def _cached(self, name: str, decode: Any) -> Any:
