@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from coordinator import failpoints
+from coordinator.calls.admission import draining
 from coordinator.calls.breaker import Outcome
 from coordinator.calls.flights import Flight, GroupId, Job, Progress
 from coordinator.calls.rates import RateLimiter
@@ -127,7 +128,7 @@ class Broker:
                 return await running.result()
             await running.ended()
         if not self._admitting:
-            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+            raise draining()
         self._limiter.take(device)
         return await self._launch(job, progress).result()
 

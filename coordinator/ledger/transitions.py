@@ -50,6 +50,7 @@ from coordinator.ledger.accounts import (
     is_fleet_price,
     is_share,
     limits_version,
+    scope_of,
     share_key,
     share_prefix,
     step_budget_key,
@@ -268,7 +269,7 @@ class Ledger:
         row = self._tables.budgets.get(key)
         others = row.set_aside.minus(from_aside) if row else Amount()
         units = row.limits.units_exceeded(row.used.plus(others).plus(hold)) if row else ()
-        scope = key.split("@")[0].split("[")[0]
+        scope = scope_of(key)
         metadata = {"budget": key, "scope": scope, "unit": ",".join(units)}
         if row and units:
             used, most, needed = (getattr(amount, units[0]) for amount in (row.used, row.asked, hold))

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits, PriceRow, TaskRow
-from coordinator.ledger.budgets import SCOPES, BudgetBook, rows_held_to_next, settings_set
+from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
@@ -26,7 +27,7 @@ from coordinator.providers.provider import MAX_WORD_CHARS
 from coordinator.service.authentication import Identity
 from coordinator.service.tokens import MAX_LIFE_S, Tokens
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorUnavailable, InvalidRequest
+from edge.core.errors import InvalidRequest
 from edge.core.periods import PERIODS
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
@@ -77,7 +78,7 @@ class AdminApi:
         size, after = _page(request, 1)
         rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
         self._book.learn(await self._store.list_set_limits())
-        shown = _fitting(map(_budget, rows_held_to_next(rows, self._book.limits, self._clock.now())))
+        shown = _fitting(map(budget_record, rows_held_to_next(rows, self._book.limits, self._clock.now())))
         token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         scopes = [_scope(scope, self._book) for scope in SCOPES]
         return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
@@ -95,11 +96,11 @@ class AdminApi:
         """
         size, after = _page(request, 2)
         prices = [] if after[0] else [row for row in await self._store.list_prices() if row.key > after[1]]
-        shared = _fitting(map(_shared, sorted(prices, key=lambda row: row.key)))
+        shared = _fitting(map(shared_price_record, sorted(prices, key=lambda row: row.key)))
         if len(shared) < len(prices):
             return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
         mine = [row for row in await self._store.list_tasks() if request.device in ("", row.device)]
-        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, _task)
+        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
         return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
 
     async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
@@ -174,7 +175,7 @@ class AdminApi:
             if not request.follow:
                 return
             if last_look:
-                raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+                raise draining()
             await asyncio.sleep(FOLLOW_EVERY_S)
 
     async def verify_ledger(self, request: admin_pb2.VerifyLedgerRequest, caller: Identity) -> admin_pb2.VerifyLedgerResponse:
@@ -268,18 +269,19 @@ def _limits(limits: Limits) -> admin_pb2.UnitLimits:
 
 def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     limit: LimitConfig = getattr(book.limits, scope)
-    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
     names = settings_set(book.rows).get(scope, ())
-    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits), set=names)
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits_of(limit)), set=names)
 
 
-def _budget(row: BudgetRow) -> admin_pb2.BudgetRecord:
+def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
+    """A budget for the wire."""
     return admin_pb2.BudgetRecord(
         key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
     )
 
 
-def _task(row: TaskRow) -> admin_pb2.TaskRecord:
+def task_record(row: TaskRow) -> admin_pb2.TaskRecord:
+    """A task for the wire."""
     return admin_pb2.TaskRecord(
         device=row.device,
         task=row.task,
@@ -291,7 +293,8 @@ def _task(row: TaskRow) -> admin_pb2.TaskRecord:
     )
 
 
-def _shared(row: PriceRow) -> admin_pb2.SharedPriceRecord:
+def shared_price_record(row: PriceRow) -> admin_pb2.SharedPriceRecord:
+    """A shared λ for the wire."""
     return admin_pb2.SharedPriceRecord(key=row.key, dual=row.dual, updates=row.updates)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms
+from coordinator.ledger.accounts import UNITS, BudgetRow, BudgetTerms, scope_of
 from coordinator.service.instruments import MeasuredRpcs, MeasuredStore, measured_provider
 from coordinator.service.metrics import (
     CONTENT_TYPE,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from coordinator.service.tls import Handshakes
 
 LAG_EVERY_S = 0.5
-UNITS = ("calls", "tokens", "uusd")
 METRICS_ROLES = frozenset({"metrics", "admin"})
 
 
@@ -172,11 +171,6 @@ async def budgets_now(
         return await budgets_now(store, book, pairs, now)
     rows = zip(view.budgets, wanted, strict=True)
     return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))
-
-
-def scope_of(key: str) -> str:
-    """The scope that a budget's key names."""
-    return key.split("@")[0].split("[")[0]
 
 
 def _gauges(row: BudgetRow, terms: BudgetTerms, device: str, task: str) -> list[BudgetGauge]:

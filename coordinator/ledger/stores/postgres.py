@@ -39,7 +39,7 @@ from coordinator.ledger.stores.store import Job, LedgerStore, Operation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
+from edge.core.errors import CoordinatorError, StateError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class PostgresLedgerStore(LedgerStore):
     async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
         """Run one transaction."""
         if self._closed:
-            raise _unavailable("the ledger is closed")
+            raise not_written("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait(_Job(work, future, reach=reach))
         return await future
@@ -414,7 +414,3 @@ def cannot_open(error: Exception) -> StateError:
 def _one_line(error: Exception) -> str:
     """An error's text without line breaks and without what a driver quotes of rows."""
     return " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
-
-
-def _unavailable(message: str) -> CoordinatorUnavailable:
-    return CoordinatorUnavailable(message, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
