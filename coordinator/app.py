@@ -96,20 +96,10 @@ def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
         return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
-    return published_prices().find(_host_of(upstream), upstream.model)
-
-
-def tariffs_of(config: CoordinatorConfig) -> dict[str, Tariff | None]:
-    """What the calls of each upstream cost; for `UpstreamTable.replace_prices` after the configuration was read again."""
-    return {name: tariff_of(upstream) for name, upstream in config.effective_upstreams.items()}
-
-
-def _host_of(upstream: UpstreamConfig) -> str:
-    """The host an upstream asks; "" where it asks none."""
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
-    default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
-    return urlsplit(upstream.base_url or default).hostname or ""
+    asked = upstream.base_url or (DEFAULT_BASE_URL if upstream.provider == "anthropic" else "")
+    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model))
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
@@ -166,9 +156,8 @@ class Coordinator:
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
         check_security(config)
-        tariffs = tariffs_of(config)
-        kept = same_upstreams(self._started, config)
-        apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
+        tariffs = {name: tariff_of(config.effective_upstreams[name]) for name in same_upstreams(self._started, config)}
+        apply_config(config, tariffs, self._changeable)
         changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
@@ -182,9 +171,10 @@ class Coordinator:
         else:
             log.warning("configuration read again: %s", changes)
 
-    def under_way(self) -> str:
-        """How many calls run or wait; "" for none."""
-        return amount_text("calls", self._broker.in_flight) if self._broker.in_flight else ""
+    @property
+    def in_flight(self) -> int:
+        """How many calls run or wait."""
+        return self._broker.in_flight
 
     async def hurry(self) -> None:
         """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
@@ -227,11 +217,12 @@ class Coordinator:
         controller = StepController(store, config.effective_tasks, self._clock)
         limiter = RateLimiter(config.rates, self._clock)
         self._broker = Broker(store, table, controller, book, self._clock, service, limiter)
+        most_tokens = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
         api = DeviceApi(
             self._broker,
             controller,
             fleet,
-            _service_limits(config),
+            device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
             notifier=notifier,
             requests=Turnstile("requests run", service.max_rpcs),
             service=service,
@@ -245,7 +236,11 @@ class Coordinator:
         admin_api = AdminApi(
             opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, drain=self.begin_drain
         )
-        admin = self._admin_side(admin_api, security)
+        admin = None
+        if config.admin_addresses:
+            admin = AdminSide(admin_api, security.listener("admin"), config.admin_addresses)
+        else:
+            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
         server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
@@ -267,13 +262,6 @@ class Coordinator:
             self._resources.push_async_callback(port.aclose)
         metrics = urls.get(self.config.metrics_listen or "", "")
         return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
-
-    def _admin_side(self, api: AdminApi, security: Security) -> AdminSide | None:
-        listen = self.config.admin_addresses
-        if not listen:
-            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
-            return None
-        return AdminSide(api, security.listener("admin"), listen)
 
 
 def check_security(config: CoordinatorConfig) -> None:
@@ -301,17 +289,26 @@ async def serve(
     """
     coordinator = Coordinator(read())
     async with coordinator as serving:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
-        signals = _stop_signals()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
         _collect_rarely()
         on_serving(serving)
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
         orphaned = await _stop_requested(signals, coordinator.drain_begun, parent_pid)
-        awaited = coordinator.under_way()
-        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited and f": waiting for {awaited}")
+        running = coordinator.in_flight
+        awaited = f": waiting for {amount_text('calls', running)}" if running else ""
+        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited)
         manager.stopping()
-        hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
+
+        async def hurry_at_the_next_signal() -> None:
+            await signals.get()
+            await coordinator.hurry()
+
+        hurrying = asyncio.create_task(hurry_at_the_next_signal())
         grace_s = coordinator.config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
         await _cancelled(hurrying)
@@ -336,25 +333,7 @@ async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Even
     return parent_pid is not None and os.getppid() != parent_pid
 
 
-async def _hurry_at_the_next(signals: asyncio.Queue[int], coordinator: Coordinator) -> None:
-    await signals.get()
-    await coordinator.hurry()
-
-
-def _stop_signals() -> asyncio.Queue[int]:
-    """SIGTERM and SIGINT, as they come."""
-    signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    return signals
-
-
 async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-def _service_limits(config: CoordinatorConfig) -> device_pb2.ServiceLimits:
-    most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
-    return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)
