@@ -113,12 +113,14 @@ class Ledger:
                 return _outcome_of(known)
         self._require_open_step(request)
         stored = self._answer_from_group(request, known) or self._answer_from_cache(request, known)
-        return stored or self._outdated(request) or self._dispatch(request, known)
-
-    def _outdated(self, request: ReserveRequest) -> Outdated | None:
-        """A hold follows the limits that hold now, whichever replica received them."""
-        rows = tuple(self._tables.set_limits())
-        return Outdated(rows) if limits_version(rows) > request.limits_version else None
+        if stored is not None:
+            return stored
+        set_now = tuple(self._tables.set_limits())
+        if (
+            limits_version(set_now) > request.limits_version
+        ):  # a hold follows the limits that hold now, whichever replica received them
+            return Outdated(set_now)
+        return self._dispatch(request, known)
 
     def _require_open_step(self, request: ReserveRequest) -> None:
         if request.step == SERVING_STEP:
@@ -476,7 +478,8 @@ class Ledger:
 
     def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
         rate = request.help_units / request.total_units
-        before = self._own_dual(row)
+        task = self._tables.tasks.get(row.device, row.task)
+        before = DualState(row.dual, task.recent if task else ())
         price = self._enter_price(row, before, request.total_units, request.now) if row.price else None
         before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
         own_units = min(request.total_units, MOST_ROUND_UNITS)
@@ -504,11 +507,6 @@ class Ledger:
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
         self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
         return closed
-
-    def _own_dual(self, step: StepRow) -> DualState:
-        """The λ that a step was opened with, and what its task has in the window."""
-        task = self._tables.tasks.get(step.device, step.task)
-        return DualState(step.dual, task.recent if task else ())
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
         """What a step's report says that its calls do not bear out. Notices; λ follows the report."""

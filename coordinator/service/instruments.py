@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -169,11 +169,6 @@ class _Asking:
             self._traced.__exit__(kind, error, trace)
         outcome = error.kind if isinstance(error, ProviderError) else "cut" if self.result is None else "ok"
         self._meters.upstream_took(self._alias, outcome, self._time() - self._began)
-
-
-def measured_provider(inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> CloudProvider:
-    """The provider, timed and traced."""
-    return cast(CloudProvider, MeasuredProvider(inner, alias, meters, time, tracing))
 
 
 class MeasuredStore(LedgerStore):

@@ -28,7 +28,6 @@ from coordinator.service.device_api import Caller, DeviceApi
 from coordinator.service.instruments import MeasuredRpcs
 from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
-from coordinator.service.tls import ServerCertificates
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.address import Address, parse_address
 from edge.rpc.v1 import admin_pb2, credential_pb2, device_pb2
@@ -114,26 +113,18 @@ class Listener:
             _require_free(address)
         try:
             with _private_files():
-                port = self._listen(str(address), certificates)
+                if certificates is None:
+                    port = self._server.add_insecure_port(str(address))
+                else:
+                    port = self._server.add_secure_port(str(address), certificates.credentials())
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: is another process using it?") from error
         if not address.path:
             return str(Address(host=address.host, port=port))
-        self._own_socket(Path(address.path))
-        return str(address)
-
-    def _listen(self, address: str, certificates: ServerCertificates | None) -> int:
-        bound: int = (
-            self._server.add_insecure_port(address)
-            if certificates is None
-            else self._server.add_secure_port(address, certificates.credentials())
-        )
-        return bound
-
-    def _own_socket(self, path: Path) -> None:
-        """Only this user may connect; the file goes away with the server."""
-        path.chmod(0o600)
+        path = Path(address.path)
+        path.chmod(0o600)  # only this user may connect
         self._sockets.callback(lambda: path.unlink(missing_ok=True))
+        return str(address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import UNITS, BudgetRow, BudgetTerms, scope_of
-from coordinator.service.instruments import MeasuredRpcs, MeasuredStore, measured_provider
+from coordinator.service.instruments import MeasuredProvider, MeasuredRpcs, MeasuredStore
 from coordinator.service.metrics import (
     CONTENT_TYPE,
     BudgetGauge,
@@ -68,11 +68,12 @@ class Telemetry:
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
         """The upstreams, their providers measured."""
-        time, tracing = self._clock.monotonic, self.tracing
-        return {
-            alias: replace(upstream, provider=measured_provider(upstream.provider, alias, self.meters, time, tracing))
-            for alias, upstream in upstreams.items()
-        }
+
+        def measured(alias: str, upstream: Upstream) -> Upstream:
+            provider: Any = MeasuredProvider(upstream.provider, alias, self.meters, self._clock.monotonic, self.tracing)
+            return replace(upstream, provider=provider)
+
+        return {alias: measured(alias, upstream) for alias, upstream in upstreams.items()}
 
     async def aclose(self) -> None:
         """Send the traces that are left."""

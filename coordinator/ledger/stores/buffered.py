@@ -160,10 +160,6 @@ def _always(row: object, *parameters: object) -> bool:
     return True
 
 
-def _never(row: object) -> bool:
-    return False
-
-
 def _while_open(row: CallRow | AttemptRow | None) -> bool:
     """A call is asked for again when it ends; after that it would only fill memory."""
     return row is not None and row.state is CallState.DISPATCHED
@@ -224,7 +220,7 @@ class BufferedTables:
         self.prices = Rows(PRICE, partial(source.get, PRICE), _always, self._heed_price)
         self.price_members = Rows(PRICE_MEMBER, partial(source.get, PRICE_MEMBER), _always)
         self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always, self._heed_device)
-        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _never, self._heed_limits)
+        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always, self._heed_limits)
         self._tables: dict[Table[Any], Rows[Any]] = {
             BUDGET: self.budgets,
             CALL: self.calls,
