@@ -586,6 +586,10 @@ class Ledger:
         """Up to `limit` entries with a sequence number above `after` (0: from the start)."""
         return tuple(self._tables.journal_after(after, limit))
 
+    def last_entry(self) -> int:
+        """The number of the journal's last entry; 0 for an empty journal."""
+        return self._tables.journal_head()[0]
+
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""
         return task_as_seen(task, self._tables.prices.get(task.price) if task.price else None)

@@ -127,7 +127,7 @@ class Telemetry:
         async def budgets(pairs: Any) -> Any:
             return await budgets_now(sources.store, sources.book, pairs, self._clock.now())
 
-        curves = Curves(sources.store.read_journal)
+        curves = Curves(sources.store.read_journal, sources.store.last_entry)
         return console_routes(Console(sources.admin, budgets, curves, self.refusals, self._clock, __version__))
 
     async def exposition(self, sources: Sources) -> bytes:

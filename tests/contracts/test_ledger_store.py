@@ -485,6 +485,7 @@ async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:
     assert [entry.kind for entry in entries] == ["epoch", "limits", "task", "reserve", "completed"]
     assert not any("a secret answer" in entry.body for entry in entries)
     assert await store.read_journal(3, 1) == entries[3:4]
+    assert await store.last_entry() == entries[-1].seq
 
 
 async def test_any_character_of_a_name_or_an_answer_comes_back_as_it_was(store: LedgerStore) -> None:
