@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, ParamSpec, TypeVar
@@ -249,7 +249,8 @@ class PostgresLedgerStore(LedgerStore):
             await self._run(connection, jobs)
         except HeadMoved:
             self.conflicts += 1
-            async with _holding_the_head(connection):
+            async with connection.transaction():  # from here on no other writer can overtake
+                await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
                 await self._run(connection, jobs)
 
     async def _run(self, connection: asyncpg.Connection[Any], jobs: list[_Job]) -> None:
@@ -299,16 +300,13 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         if self._writing is None or self._writing.is_closed():
-            self._writing = await self._connect()
+            self._writing = await connect(self._dsn, self._settings, _POINT_LOOKUPS)
         return self._writing
 
     def _disconnect(self) -> None:
         if self._writing is not None:
             self._writing.terminate()
             self._writing = None
-
-    async def _connect(self) -> asyncpg.Connection[Any]:
-        return await connect(self._dsn, self._settings, _POINT_LOOKUPS)
 
     # who lives, what changed ---------------------------------------------------------------------------------------------------
 
@@ -321,7 +319,7 @@ class PostgresLedgerStore(LedgerStore):
             await asyncio.sleep(min(1.0, pause_s))
 
     async def _beat_while_connected(self, pause_s: float) -> None:
-        connection = await self._connect()
+        connection = await connect(self._dsn, self._settings, _POINT_LOOKUPS)
         try:
             while True:
                 await connection.execute(_BEAT, self._epoch, self._settings.name, self._settings.replica_lease_s)
@@ -338,11 +336,11 @@ class PostgresLedgerStore(LedgerStore):
             await asyncio.sleep(0.2)
 
     async def _listen_while_connected(self, ready: asyncio.Event) -> None:
-        connection = await self._connect()
+        connection = await connect(self._dsn, self._settings)
         gone = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: gone.set())
-            await connection.add_listener(CHANNEL, lambda *notice: self.feed.publish([_pair(str(notice[3]))]))
+            await connection.add_listener(CHANNEL, lambda *notice: self.feed.publish([tuple(json.loads(str(notice[3])))]))
             if ready.is_set():
                 self.feed.publish([EVERYTHING])
             ready.set()
@@ -352,14 +350,6 @@ class PostgresLedgerStore(LedgerStore):
                 await connection.execute("SELECT 1")  # a peer that vanished without a word is noticed
         finally:
             connection.terminate()
-
-
-@contextlib.asynccontextmanager
-async def _holding_the_head(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
-    """A transaction that no other writer can overtake."""
-    async with connection.transaction():
-        await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
-        yield
 
 
 async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] | None = None) -> asyncpg.Connection[Any]:
@@ -398,11 +388,6 @@ async def _require_schema(connection: asyncpg.Connection[Any]) -> None:
     if known != len(LEDGER):
         await migrate_postgres(connection)
         log.info("the ledger's schema is now of version %d", len(LEDGER))
-
-
-def _pair(payload: str) -> tuple[str, str]:
-    device, task = json.loads(payload)
-    return device, task
 
 
 def cannot_open(error: Exception) -> StateError:
