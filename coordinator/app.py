@@ -29,7 +29,7 @@ from coordinator.ledger.accounts import amount_text
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.opening import open_store, verify_store
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.budget_watch import BudgetNotifier, notify_changes
 from coordinator.service.device_api import DeviceApi
 from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
@@ -52,10 +52,10 @@ ORPHAN_GRACE_S = 5.0
 PROVIDERS = Registry(
     "provider",
     {
-        "bundled": "coordinator.app:bundled_provider",
-        "openai_compatible": "coordinator.app:openai_compatible_provider",
-        "anthropic": "coordinator.app:anthropic_provider",
-        "recorded": "coordinator.app:recorded_provider",
+        "bundled": "coordinator.providers.bundled:BundledProvider",
+        "openai_compatible": "coordinator.providers.openai_compatible:OpenAICompatibleProvider",
+        "anthropic": "coordinator.providers.anthropic:AnthropicProvider",
+        "recorded": "coordinator.providers.recorded:RecordedProvider",
     },
 )
 
@@ -70,48 +70,6 @@ class Serving:
     admin_addresses: tuple[str, ...] = ()
     metrics_url: str = ""
     console_url: str = ""
-
-
-def bundled_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A GGUF model in this process; as many calls are decoded at once as the upstream admits."""
-    from coordinator.providers.bundled import BundledProvider
-
-    return BundledProvider(model=config.model, path=config.path, n_threads=config.threads, rows=config.max_concurrency)
-
-
-def openai_compatible_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """A server that speaks OpenAI's chat completions. Raises ConfigError."""
-    from coordinator.config_secrets import Secrets
-    from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
-
-    endpoint = OpenAIEndpoint(
-        base_url=config.base_url or "",
-        api_key_env=config.key_name,
-        tokens_field=config.tokens_field,
-        allow_plaintext=config.allow_plaintext,
-    )
-    return OpenAICompatibleProvider(endpoint, name=alias, environ=Secrets())
-
-
-def anthropic_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """Anthropic's Messages API. Raises ConfigError."""
-    from coordinator.config_secrets import Secrets
-    from coordinator.providers.anthropic import DEFAULT_BASE_URL, AnthropicEndpoint, AnthropicProvider
-
-    endpoint = AnthropicEndpoint(
-        base_url=config.base_url or DEFAULT_BASE_URL,
-        api_key_env=config.key_name,
-        allow_plaintext=config.allow_plaintext,
-        overloaded_is_refusal=config.overloaded_is_refusal,
-    )
-    return AnthropicProvider(endpoint, name=alias, environ=Secrets())
-
-
-def recorded_provider(config: UpstreamConfig, alias: str) -> CloudProvider:
-    """Answers replayed from a cassette."""
-    from coordinator.providers.recorded import RecordedProvider
-
-    return RecordedProvider(Path(config.path or ""), name=alias)
 
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
@@ -138,20 +96,10 @@ def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
         return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
         return Price(*upstream.constant_price)
-    return published_prices().find(_host_of(upstream), upstream.model)
-
-
-def tariffs_of(config: CoordinatorConfig) -> dict[str, Tariff | None]:
-    """What the calls of each upstream cost; for `UpstreamTable.replace_prices` after the configuration was read again."""
-    return {name: tariff_of(upstream) for name, upstream in config.effective_upstreams.items()}
-
-
-def _host_of(upstream: UpstreamConfig) -> str:
-    """The host an upstream asks; "" where it asks none."""
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
-    default = DEFAULT_BASE_URL if upstream.provider == "anthropic" else ""
-    return urlsplit(upstream.base_url or default).hostname or ""
+    asked = upstream.base_url or (DEFAULT_BASE_URL if upstream.provider == "anthropic" else "")
+    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model))
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
@@ -208,9 +156,8 @@ class Coordinator:
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
         check_security(config)
-        tariffs = tariffs_of(config)
-        kept = same_upstreams(self._started, config)
-        apply_config(config, {name: tariff for name, tariff in tariffs.items() if name in kept}, self._changeable)
+        tariffs = {name: tariff_of(config.effective_upstreams[name]) for name in same_upstreams(self._started, config)}
+        apply_config(config, tariffs, self._changeable)
         changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
         self.config = config
         return changes
@@ -224,9 +171,10 @@ class Coordinator:
         else:
             log.warning("configuration read again: %s", changes)
 
-    def under_way(self) -> str:
-        """How many calls run or wait; "" for none."""
-        return amount_text("calls", self._broker.in_flight) if self._broker.in_flight else ""
+    @property
+    def in_flight(self) -> int:
+        """How many calls run or wait."""
+        return self._broker.in_flight
 
     async def hurry(self) -> None:
         """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
@@ -269,11 +217,12 @@ class Coordinator:
         controller = StepController(store, config.effective_tasks, self._clock)
         limiter = RateLimiter(config.rates, self._clock)
         self._broker = Broker(store, table, controller, book, self._clock, service, limiter)
+        most_tokens = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
         api = DeviceApi(
             self._broker,
             controller,
             fleet,
-            _service_limits(config),
+            device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
             notifier=notifier,
             requests=Turnstile("requests run", service.max_rpcs),
             service=service,
@@ -283,8 +232,15 @@ class Coordinator:
         self._changeable = Changeable(book, controller, limiter, table, upkeep, notifier)
         ticking = asyncio.create_task(upkeep.run(), name="upkeep")
         self._resources.push_async_callback(_cancelled, ticking)
-        admin_api = self._admin_api(opened, book, fleet, table, security)
-        admin = self._admin_side(admin_api, security)
+        verify = partial(verify_store, opened, config)
+        admin_api = AdminApi(
+            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, drain=self.begin_drain
+        )
+        admin = None
+        if config.admin_addresses:
+            admin = AdminSide(admin_api, security.listener("admin"), config.admin_addresses)
+        else:
+            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
         server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
@@ -306,32 +262,6 @@ class Coordinator:
             self._resources.push_async_callback(port.aclose)
         metrics = urls.get(self.config.metrics_listen or "", "")
         return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
-
-    def _admin_side(self, api: AdminApi, security: Security) -> AdminSide | None:
-        listen = self.config.admin_addresses
-        if not listen:
-            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
-            return None
-        return AdminSide(api, security.listener("admin"), listen)
-
-    def _admin_api(
-        self,
-        store: LedgerStore,
-        book: BudgetBook,
-        fleet: Fleet,
-        table: UpstreamTable,
-        security: Security,
-    ) -> AdminApi:
-        async def limits() -> BudgetBook:
-            book.learn(await store.list_set_limits())
-            return book
-
-        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
-            book.learn(await store.set_limits(scope, changes, self._clock.now()))
-            return book
-
-        desk = AdminDesk(limits, set_limits, partial(verify_store, store, self.config), self.begin_drain)
-        return AdminApi(store, self._broker, fleet, table, desk, security.tokens, self._clock)
 
 
 def check_security(config: CoordinatorConfig) -> None:
@@ -359,17 +289,26 @@ async def serve(
     """
     coordinator = Coordinator(read())
     async with coordinator as serving:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
-        signals = _stop_signals()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, coordinator.read_again, read)
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
         _collect_rarely()
         on_serving(serving)
         manager = ServiceManager()
         manager.ready(f"serving on {' '.join(serving.addresses)}")
         orphaned = await _stop_requested(signals, coordinator.drain_begun, parent_pid)
-        awaited = coordinator.under_way()
-        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited and f": waiting for {awaited}")
+        running = coordinator.in_flight
+        awaited = f": waiting for {amount_text('calls', running)}" if running else ""
+        log.warning("stopping%s%s", ", the parent is gone" if orphaned else "", awaited)
         manager.stopping()
-        hurrying = asyncio.create_task(_hurry_at_the_next(signals, coordinator))
+
+        async def hurry_at_the_next_signal() -> None:
+            await signals.get()
+            await coordinator.hurry()
+
+        hurrying = asyncio.create_task(hurry_at_the_next_signal())
         grace_s = coordinator.config.service.drain_grace_s
         await coordinator.drain(min(grace_s, ORPHAN_GRACE_S) if orphaned else grace_s)
         await _cancelled(hurrying)
@@ -394,25 +333,7 @@ async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Even
     return parent_pid is not None and os.getppid() != parent_pid
 
 
-async def _hurry_at_the_next(signals: asyncio.Queue[int], coordinator: Coordinator) -> None:
-    await signals.get()
-    await coordinator.hurry()
-
-
-def _stop_signals() -> asyncio.Queue[int]:
-    """SIGTERM and SIGINT, as they come."""
-    signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    return signals
-
-
 async def _cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-def _service_limits(config: CoordinatorConfig) -> device_pb2.ServiceLimits:
-    most = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
-    return device_pb2.ServiceLimits(max_message_bytes=config.service.max_message_bytes, max_output_tokens=most)

@@ -12,56 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.redact import looks_secret
-from edge.config.secret_refs import SecretRef
 from edge.core.errors import ConfigError
 
 _MAX_BYTES = 64 << 10
 _NEVER_MODE = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 
 
-def read_secret(ref: SecretRef, environ: Mapping[str, str] | None = None) -> str:
-    """The secret itself, without white space around it. Raises ConfigError that names the reference alone.
+def read_secret(name: str, environ: Mapping[str, str]) -> str:
+    """The secret behind `UpstreamConfig.key_name`: in this variable of the environment, or in the file of `file:/PATH`; without white space
+    around it. Raises ConfigError that names the reference alone.
 
     A file must be a regular one that only its owner can write and that others than its owner and group cannot read.
     """
-    secret = _from_file(ref) if ref.path else (os.environ if environ is None else environ).get(ref.env, "")
-    secret = secret.strip()
-    if not secret:
-        raise ConfigError(f"the secret {ref} is not set or empty", hint="set it, or correct the reference")
-    if not secret.isprintable():
-        raise ConfigError(f"the secret {ref} holds characters that no key has", hint="one line, without control characters")
-    return secret
+    if name.startswith("file:"):
+        what, secret = f"the secret {name}", _read_private(Path(name.removeprefix("file:")), f"the secret {name}")
+    else:
+        what, secret = f"environment variable {name}", environ.get(name, "")
+    if not secret.strip():
+        raise ConfigError(f"{what} is not set or empty", hint="set it, or correct the reference")
+    if not (secret.strip().isascii() and secret.strip().isprintable()):
+        raise ConfigError(f"{what} has characters that cannot be sent", hint="one line, without control characters")
+    return secret.strip()
 
 
-class Secrets(Mapping[str, str]):
-    """Secrets by name, read when asked for: a variable's name, or `file:/PATH`. A variable that is not set is missing."""
-
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = os.environ if environ is None else environ
-
-    def __getitem__(self, name: str) -> str:
-        """Raises KeyError for a variable that is not set, ConfigError for a file that cannot be used."""
-        return read_secret(SecretRef(path=name.removeprefix("file:"))) if name.startswith("file:") else self._environ[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
-def _from_file(ref: SecretRef) -> str:
+def _read_private(path: Path, what: str) -> str:
     try:
-        with Path(ref.path).expanduser().open("rb") as stream:
-            check_private(stream.fileno(), str(ref))
+        with path.expanduser().open("rb") as stream:
+            check_private(stream.fileno(), what)
             data = stream.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise ConfigError(f"the secret {ref} is longer than {_MAX_BYTES} bytes")
+            raise ConfigError(f"{what} is longer than {_MAX_BYTES} bytes")
         return data.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"the secret {ref} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"the secret {ref} is not UTF-8 text") from None
+        raise ConfigError(f"{what} is not UTF-8 text") from None
 
 
 def check_private(descriptor: int, name: str) -> None:

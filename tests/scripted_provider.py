@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from coordinator.providers.provider import (
     ProviderDelta,
@@ -15,6 +16,7 @@ from coordinator.providers.provider import (
     pieces_of,
 )
 from edge.core.types import TokenUsage
+from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer
 
 USUAL_USAGE = TokenUsage(20, 10)
 
@@ -96,3 +98,12 @@ class ScriptedProvider:
         if act.delay_s > request.deadline_s:
             raise ProviderError("the script did not answer in time", kind="deadline", executed=None)
         return ProviderResult(act.text, act.usage, "scripted", act.finish, act.beyond_text)
+
+
+async def record(cassette: Path, request: ProviderRequest, source: ScriptedProvider) -> ProviderResult:
+    """Put what the source answers onto a cassette."""
+    result = await source.complete(request)
+    content = (request.messages, request.model, request.max_output_tokens, request.temperature, request.openai_json)
+    answer = RecordedAnswer(result.text, result.usage, result.upstream_id, result.finish, beyond_text=result.beyond_text)
+    append_answer(cassette, answer_digest(*content), answer)
+    return result

@@ -17,6 +17,11 @@ RETRY_AFTER_S = 1.0
 Turn = asyncio.Future[None]
 
 
+def draining() -> CoordinatorUnavailable:
+    """What is said to who asks for something new, or watches, while the coordinator drains."""
+    return CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=RETRY_AFTER_S)
+
+
 class Gate:
     """`slots` at once, devices in turn; at most `max_queue` calls wait. Belongs to one event loop."""
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from coordinator import failpoints
+from coordinator.calls.admission import draining
 from coordinator.calls.breaker import Outcome
 from coordinator.calls.flights import Flight, GroupId, Job, Progress
 from coordinator.calls.rates import RateLimiter
@@ -127,9 +128,11 @@ class Broker:
                 return await running.result()
             await running.ended()
         if not self._admitting:
-            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+            raise draining()
         self._limiter.take(device)
-        return await self._launch(job, progress).result()
+        flight = self._flights[job.group] = Flight(job, progress, self._loop)
+        flight.launch(self._fly, self._land)
+        return await flight.result()
 
     async def get_call(
         self, device: str, call_key: str, content: str = "", tasks: frozenset[str] | None = None
@@ -207,18 +210,14 @@ class Broker:
         patience_s = route[0].deadline_s + self._service.max_queue_wait_s if deadline_s is None else deadline_s
         return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s)
 
-    def _launch(self, job: Job, progress: Progress | None) -> Flight:
-        flight = self._flights[job.group] = Flight(job, progress, self._loop)
-        flight.launch(self._fly, self._land)
-        return flight
-
     def _land(self, flight: Flight) -> None:
         del self._flights[flight.job.group]
         if flight.progress is not None:
             flight.progress.over()
 
     async def _fly(self, flight: Flight) -> CloudCompletion:
-        """Ask the upstreams of the route in turn until one takes the call; at most MAX_ATTEMPTS of them get an attempt."""
+        """Ask the upstreams of the route in turn until one takes the call; at most MAX_ATTEMPTS of them get an attempt. Where none did, the
+        call's stored end if an earlier run left one."""
         refusals: list[_NotTaken] = []
         for upstream in flight.job.route:
             try:
@@ -231,14 +230,12 @@ class Broker:
                 break  # the other upstream costs more than is left; the call stands as its first attempt left it
             if sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
                 break
-        return await self._refused(flight.job, refusals)
-
-    async def _refused(self, job: Job, refusals: Sequence[_NotTaken]) -> CloudCompletion:
-        """No upstream took the call: its stored end where it has one already. Raises the error of the refusals."""
         attempted = [refusal for refusal in refusals if refusal.attempted]
-        if not attempted and (row := await self._stored_end(job)) is not None:
+        if attempted:
+            raise attempted[-1].error
+        if (row := await self._stored_end(flight.job)) is not None:
             return await self._replayed(row)
-        raise attempted[-1].error if attempted else min(refusals, key=lambda refusal: refusal.wait_s).error
+        raise min(refusals, key=lambda refusal: refusal.error.retry_after_s or 0.0).error
 
     async def _stored_end(self, job: Job) -> CallRow | None:
         """How an earlier run of this key ended, if it did and cannot be run again."""
@@ -259,7 +256,9 @@ class Broker:
         try:
             passed = breaker.enter(time())
             if passed is None:
-                raise _left_alone(upstream, breaker.wait_s(time()))
+                wait_s = breaker.wait_s(time())
+                message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
+                raise _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
             report = _Report()
             try:
                 return await self._ask_in_slot(flight, upstream, report)
@@ -462,16 +461,6 @@ class _NotTaken(Exception):
         super().__init__(str(error))
         self.error = error
         self.attempted = attempted
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until it may be asked again; 0.0 where nobody knows."""
-        return self.error.retry_after_s or 0.0
-
-
-def _left_alone(upstream: Upstream, wait_s: float) -> _NotTaken:
-    message = f"upstream {upstream.alias} keeps failing and is left alone for {wait_s:.1f} s"
-    return _NotTaken(CoordinatorUnavailable(message, reason="UPSTREAM_OPEN", retry_after_s=wait_s), attempted=False)
 
 
 async def _ask(flight: Flight, attempt: _Attempt) -> ProviderResult:

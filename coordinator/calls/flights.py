@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from coordinator.calls.admission import draining
 from coordinator.calls.upstreams import Upstream
-from edge.core.errors import CallCancelled, CoordinatorUnavailable
+from edge.core.errors import CallCancelled
 from edge.rpc.client import CloudCall, CloudCompletion
 
 GroupId = tuple[str, str, int, str]
@@ -111,7 +112,7 @@ class Flight:
         if self._error is not None:
             raise self._error
         if self._answer is None:
-            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+            raise draining()
         return self._answer
 
     def release(self) -> bool:

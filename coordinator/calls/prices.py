@@ -70,37 +70,31 @@ class DatedPrices:
 
     def at(self, now: float) -> Price | None:
         """The price of the day that `now` (seconds since the epoch) lies in; None before the first one and after one that has ended."""
-        entry = self._begun(now)
-        return None if entry is None or _is_over(entry, now) else Price(entry.in_uusd_per_mtok, entry.out_uusd_per_mtok)
+        entry, is_over = self._begun(now)
+        return None if entry is None or is_over else Price(entry.in_uusd_per_mtok, entry.out_uusd_per_mtok)
 
     def why_none(self, now: float) -> str:
         """Why there is no price at `now`; "" when there is one."""
-        entry = self._begun(now)
+        entry, is_over = self._begun(now)
         if entry is None:
             return f"its first price holds from {self.entries[0].from_day} on" if self.entries else NEVER_PRICED
-        return f"its price ended on {entry.until_day}" if _is_over(entry, now) else ""
+        return f"its price ended on {entry.until_day}" if is_over else ""
 
-    def _begun(self, now: float) -> PriceConfig | None:
-        """The latest that has begun."""
-        return next((entry for entry in reversed(self.entries) if entry.from_day <= _day_of(now)), None)
+    def _begun(self, now: float) -> tuple[PriceConfig | None, bool]:
+        """The latest that has begun, and whether it is over."""
+        day = datetime.fromtimestamp(now, UTC).date()
+        entry = next((entry for entry in reversed(self.entries) if entry.from_day <= day), None)
+        return entry, entry is not None and entry.until_day is not None and day > entry.until_day
 
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """Published prices by the host that serves a model and the model's name there. `as_of` is the day they were looked up on."""
+    """Published prices by the host that serves a model and the model's name there; a model of a near name may cost something else. `as_of`
+    is the day they were looked up on."""
 
     as_of: date
     source: str
     tariffs: Mapping[tuple[str, str], DatedPrices]
-
-    def find(self, host: str, model: str) -> DatedPrices | None:
-        """The prices of a model at a host; None when they are not known. Names must be equal: a near one may cost something else."""
-        return self.tariffs.get((host, model))
-
-
-def why_unpriced(tariff: Tariff | None, now: float) -> str:
-    """Why calls cost nobody knows what at `now` (seconds since the epoch); "" when there is a price."""
-    return NEVER_PRICED if tariff is None else tariff.why_none(now)
 
 
 @cache
@@ -129,11 +123,3 @@ def read_price_file(text: str) -> PriceBook:
         raise ConfigError(f"{PRICE_FILE} is damaged: {' '.join(map(str, first['loc']))}: {first['msg']}", hint=hint) from error
     tariffs = {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}
     return PriceBook(file.as_of, file.source, tariffs)
-
-
-def _day_of(now: float) -> date:
-    return datetime.fromtimestamp(now, UTC).date()
-
-
-def _is_over(entry: PriceConfig, now: float) -> bool:
-    return entry.until_day is not None and _day_of(now) > entry.until_day

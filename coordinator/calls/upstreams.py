@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker, Outcome
-from coordinator.calls.prices import Price, Tariff, why_unpriced
+from coordinator.calls.prices import NEVER_PRICED, Price, Tariff
 from coordinator.config import LegConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
@@ -74,7 +74,7 @@ class Upstream:
 
     def why_unpriced(self, now: float) -> str:
         """Why it has no price at `now`; "" when it has one."""
-        return why_unpriced(self.price, now)
+        return NEVER_PRICED if self.price is None else self.price.why_none(now)
 
     def quote(self, call: CloudCall, now: float) -> Quote:
         """The most this call can cost at the price of `now` (seconds since the epoch). Raises Unpriced."""

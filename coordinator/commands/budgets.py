@@ -8,19 +8,18 @@ from typing import Any
 
 from coordinator.commands.admin_client import AdminClient, running_coordinator
 from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, Limits, PriceRow, TaskRow, amount_text
+from coordinator.ledger.accounts import AS_CONFIGURED, UNITS, amount_text, scope_of
 from coordinator.ledger.budgets import SCOPES, limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
 from coordinator.ledger.opening import in_ledger, open_rows
 from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
 from coordinator.ledger.transitions import task_as_seen
-from coordinator.service.admin_api import MOST_UNITS
+from coordinator.service.admin_api import MOST_UNITS, budget_record, shared_price_record, task_record
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted
 from edge.core.periods import PERIODS
 from edge.rpc.v1 import admin_pb2
 
-UNITS = ("calls", "tokens", "uusd")
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
 
 
@@ -30,9 +29,9 @@ class Spending:
     that were set at run time. `configured`: the limits are a configuration's, not only what the ledger remembers of one."""
 
     limits: BudgetsConfig
-    budgets: Sequence[BudgetRow]
-    tasks: Sequence[TaskRow]
-    prices: Sequence[PriceRow]
+    budgets: Sequence[admin_pb2.BudgetRecord]
+    tasks: Sequence[admin_pb2.TaskRecord]
+    prices: Sequence[admin_pb2.SharedPriceRecord]
     settings_set: Mapping[str, Sequence[str]]
     configured: bool
 
@@ -48,7 +47,7 @@ class Spending:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        recorded = {row.key.split("@")[0].split("[")[0] for row in self.budgets}
+        recorded = {scope_of(row.key) for row in self.budgets}
         for scope in SCOPES:
             none = "no limit" if self.configured or scope in recorded else "as configured"
             yield f"limit of {scope}: {limit_text(getattr(self.limits, scope), none, self.settings_set.get(scope, ()))}"
@@ -77,7 +76,14 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
         was_set = tuple(rows.all(SET_LIMITS))
     limits, now = overlaid(config.budgets if configured else limits_in_ledger(budgets), was_set), SystemClock().now()
     shown = rows_held_to_next(budgets, limits, now) if configured else rows_with_set(budgets, was_set, now)
-    return Spending(limits, shown, tasks, list(prices.values()), settings_set(was_set), configured)
+    return Spending(
+        limits,
+        list(map(budget_record, shown)),
+        list(map(task_record, tasks)),
+        list(map(shared_price_record, prices.values())),
+        settings_set(was_set),
+        configured,
+    )
 
 
 def set_limits(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
@@ -116,8 +122,8 @@ def _amount_given(name: str, text: str) -> int | str | None:
 
 def limit_text(limits: LimitConfig, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
     """The limits of a scope in a line; `was_set`: the settings among them that were set at run time."""
-    given = {unit: getattr(limits, name) for unit, name in _LIMITS.items()}
-    amounts = [amount_text(unit, value) for unit, value in given.items() if value is not None]
+    given = [(unit, getattr(limits, name)) for unit, name in _LIMITS.items()]
+    amounts = [amount_text(unit, value) for unit, value in given if value is not None]
     names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
     text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
     return text + (f"; by `budget set`: {', '.join(names)}" if names else "")
@@ -129,9 +135,9 @@ def _reported(client: AdminClient) -> Spending:
     scopes = replies[0].scopes
     return Spending(
         BudgetsConfig.model_validate({scope.scope: _scope_settings(scope) for scope in scopes}),
-        [_budget_row(record) for reply in replies for record in reply.budgets],
-        [_task_row(record) for reply in pages for record in reply.tasks],
-        [PriceRow(record.key, record.dual, record.updates) for page in pages for record in page.shared_prices],
+        [record for reply in replies for record in reply.budgets],
+        [record for page in pages for record in page.tasks],
+        [record for page in pages for record in page.shared_prices],
         {scope.scope: tuple(scope.set) for scope in scopes if scope.set},
         configured=True,
     )
@@ -144,34 +150,22 @@ def _limit_change(value: int | str | None) -> admin_pb2.LimitChange:
 
 
 def _scope_settings(scope: admin_pb2.ScopeLimits) -> dict[str, Any]:
-    limits = _limits(scope.limits)
-    return {"window": scope.window, **{name: getattr(limits, unit) for unit, name in _LIMITS.items()}}
+    return {"window": scope.window, **{name: _limit(scope.limits, unit) for unit, name in _LIMITS.items()}}
 
 
-def _limits(wire: admin_pb2.UnitLimits) -> Limits:
-    return Limits(*(getattr(wire, unit) if wire.HasField(unit) else None for unit in UNITS))
+def _limit(limits: admin_pb2.UnitLimits, unit: str) -> int | None:
+    return int(getattr(limits, unit)) if limits.HasField(unit) else None
 
 
-def _amount(wire: admin_pb2.AmountUsed) -> Amount:
-    return Amount(wire.calls, wire.tokens, wire.uusd)
+def _budget_json(row: admin_pb2.BudgetRecord) -> dict[str, Any]:
+    def of(unit: str) -> dict[str, Any]:
+        committed, reserved = getattr(row.committed, unit), getattr(row.reserved, unit)
+        return {"committed": committed, "reserved": reserved, "limits": _limit(row.limits, unit)}
+
+    return {"key": row.key, **{unit: of(unit) for unit in UNITS}}
 
 
-def _budget_row(record: admin_pb2.BudgetRecord) -> BudgetRow:
-    limits = _limits(record.limits)
-    return BudgetRow(record.key, limits, limits, _amount(record.committed), _amount(record.reserved))
-
-
-def _task_row(record: admin_pb2.TaskRecord) -> TaskRow:
-    charged = _amount(record.charged)
-    return TaskRow(record.device, record.task, record.dual, record.target_rate, record.next_step, record.version, charged)
-
-
-def _budget_json(row: BudgetRow) -> dict[str, Any]:
-    amounts = {"committed": row.committed, "reserved": row.reserved, "limits": row.asked}
-    return {"key": row.key, **{unit: {name: getattr(amount, unit) for name, amount in amounts.items()} for unit in UNITS}}
-
-
-def _task_json(row: TaskRow) -> dict[str, Any]:
+def _task_json(row: admin_pb2.TaskRecord) -> dict[str, Any]:
     return {
         "device": row.device,
         "task": row.task,
@@ -184,6 +178,6 @@ def _task_json(row: TaskRow) -> dict[str, Any]:
     }
 
 
-def _used_text(row: BudgetRow, unit: str) -> str:
-    limit = getattr(row.asked, unit)
-    return f"{'micro-USD' if unit == 'uusd' else unit} {getattr(row.used, unit)}" + ("" if limit is None else f" of {limit}")
+def _used_text(row: admin_pb2.BudgetRecord, unit: str) -> str:
+    used, limit = getattr(row.committed, unit) + getattr(row.reserved, unit), _limit(row.limits, unit)
+    return f"{'micro-USD' if unit == 'uusd' else unit} {used}" + ("" if limit is None else f" of {limit}")

@@ -98,7 +98,8 @@ def _issue_client(
     force: bool,
     json_lines: bool,
 ) -> None:
-    from coordinator.service.pki import Authority, Holder
+    from coordinator.service.holders import Holder
+    from coordinator.service.pki import Authority
     from edge.core.clock import SystemClock
 
     _require_name(name)
@@ -186,7 +187,7 @@ def token_revoke(name: Holder, role: RoleName = "device", *, settings: Settings,
     """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
     later is valid."""
     from coordinator.commands.admin_client import required_coordinator
-    from coordinator.service.pki import HOLDERS
+    from coordinator.service.holders import HOLDERS
     from edge.rpc.v1 import admin_pb2
 
     _require_name(name)

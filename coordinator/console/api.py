@@ -13,15 +13,16 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.console.curves import Curves
-from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.admin_text import as_json
-from coordinator.service.metrics import BudgetGauge, Gauges, Refusals
+from coordinator.service.authentication import Identity
+from coordinator.service.metrics import BudgetGauge, Refusals
 from coordinator.service.sideport import Handler, Route, json_reply
 from edge.core.clock import Clock
 from edge.rpc.v1 import admin_pb2
 
 ROWS = 200
-READER = Administrator("console")
+READER = Identity("console", "console")
 _PAGE = {
     "/": ("index.html", "text/html"),
     "/page/app.js": ("app.js", "text/javascript"),
@@ -37,10 +38,9 @@ ROLES = frozenset({"console", "admin"})
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """`gauges` are looked up anew each time; `budgets(pairs)` are those of the present windows."""
+    """`budgets(pairs)` are those of the present windows."""
 
     api: AdminApi
-    gauges: Callable[[], Gauges]
     budgets: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[BudgetGauge]]]
     curves: Curves
     refusals: Refusals
@@ -53,18 +53,20 @@ class Console:
         tasks = await self.api.list_tasks(admin_pb2.ListTasksRequest(page_size=ROWS), READER)
         limits = await self.api.list_budgets(admin_pb2.ListBudgetsRequest(page_size=1), READER)
         budgets = await self.budgets([(row.device, row.task) for row in tasks.tasks])
-        gauges = self.gauges()
+        upstreams = await self.api.list_upstreams(admin_pb2.ListUpstreamsRequest(), READER)
+        prices = await self.api.list_prices(admin_pb2.ListPricesRequest(), READER)
+        price_of = {price.alias: as_json(price) for price in prices.prices}
         return {
             "now_ms": round(1000 * self.clock.now()),
             "version": self.version,
-            "draining": not gauges.admitting,
-            "in_flight": gauges.in_flight,
+            "draining": upstreams.draining,
+            "in_flight": upstreams.in_flight,
             "devices": list(map(as_json, devices.devices)),
             "more_devices": bool(devices.next_page_token),
             "tasks": list(map(as_json, tasks.tasks)),
             "scopes": list(map(as_json, limits.scopes)),
             "budgets": [asdict(row) for row in budgets],
-            "upstreams": await self._upstreams(gauges),
+            "upstreams": [{**as_json(row), "price": price_of.get(row.alias)} for row in upstreams.upstreams],
             "refusals": [asdict(row) for row in self.refusals.latest()],
         }
 
@@ -72,15 +74,6 @@ class Console:
         """The curves; `complete` is False while the journal is still being read."""
         complete = await self.curves.catch_up()
         return {"complete": complete, "tasks": self.curves.tasks(), "spend": self.curves.spend()}
-
-    async def _upstreams(self, gauges: Gauges) -> list[dict[str, Any]]:
-        listed = await self.api.list_upstreams(admin_pb2.ListUpstreamsRequest(), READER)
-        prices = await self.api.list_prices(admin_pb2.ListPricesRequest(), READER)
-        by_alias = {price.alias: as_json(price) for price in prices.prices}
-        breakers = {row.alias: row.breaker for row in gauges.upstreams}
-        return [
-            {**as_json(row), "price": by_alias.get(row.alias), "breaker": breakers.get(row.alias)} for row in listed.upstreams
-        ]
 
 
 def console_routes(console: Console) -> list[Route]:

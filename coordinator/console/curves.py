@@ -27,7 +27,6 @@ MINUTE_MS = 60_000
 _CHARGING = frozenset({"completed", "failed", "in_doubt"})
 K = TypeVar("K")
 V = TypeVar("V")
-Read = Callable[[int, int], Awaitable[Sequence[JournalEntry]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,10 @@ class Closing:
 
 @dataclass(slots=True)
 class Curves:
-    """The curves as far as the journal was read. `read(after, limit)` is the store's `read_journal`."""
+    """The curves as far as the journal was read; both readers are the store's operations (`read_journal`)."""
 
-    read: Read
+    read: Callable[[int, int], Awaitable[Sequence[JournalEntry]]]
+    last_entry: Callable[[], Awaitable[int]]
     _after: int = -1
     _closings: dict[str, deque[Closing]] = field(default_factory=dict)
     _targets: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Curves:
         """Read what is new, at most PAGES_PER_READ pages; False when more is left for the next time."""
         async with self._reading:
             if self._after < 0:
-                self._after = max(0, await journal_end(self.read) - BACKLOG)
+                self._after = max(0, await self.last_entry() - BACKLOG)
             for _ in range(PAGES_PER_READ):
                 entries = await self.read(self._after, PAGE)
                 for entry in entries:
@@ -113,22 +113,6 @@ def _put_last(rows: dict[K, V], key: K, value: V, most: int) -> None:
     rows[key] = value
     if len(rows) > most:
         del rows[next(iter(rows))]
-
-
-async def journal_end(read: Read) -> int:
-    """The last entry's number, 0 for an empty journal: by doubling, then halving, a few dozen single reads."""
-
-    async def is_there(number: int) -> bool:
-        return bool(await read(number - 1, 1))
-
-    high = 1
-    while await is_there(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if await is_there(middle) else (low, middle)
-    return low
 
 
 def _points(rows: list[Closing]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from edge.core.formatting import money
 
+UNITS = ("calls", "tokens", "uusd")
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
@@ -106,6 +107,11 @@ def budget_key(scope: str, device: str = "", task: str = "", window: str = "") -
     """The key of a budget: `scope` alone or with device and task, and the window it belongs to ("" for one that never ends)."""
     owner = "/".join(part for part in (device and f"device:{device}", task and f"task:{task}") if part)
     return "".join((scope, f"[{owner}]" if owner else "", f"@{window}" if window else ""))
+
+
+def scope_of(key: str) -> str:
+    """The scope that a budget's key names."""
+    return key.split("@")[0].split("[")[0]
 
 
 STEP_PREFIX = "step["
@@ -435,11 +441,12 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 class Resolution(Struct, frozen=True, gc=False):
-    """What became of an attempt. `applied` is False when it had been resolved before: then nothing changed. `view` where one was asked
-    for."""
+    """What became of an attempt, and of its call. `applied` is False when it had been resolved before: then nothing changed. `view` where
+    one was asked for."""
 
     applied: bool
     call: CallRow
+    attempt: AttemptRow
     view: BudgetView | None = None
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version
+from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version, scope_of
 from coordinator.ledger.fairness import PPM
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import StateError
@@ -99,8 +99,12 @@ class BudgetBook:
 
 
 def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", floor_ppm: int = 0) -> BudgetTerms:
-    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
-    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits, floor_ppm)
+    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits_of(limit), floor_ppm)
+
+
+def limits_of(limit: LimitConfig) -> Limits:
+    """A scope's limits as the ledger has them."""
+    return Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
 
 
 def snapshot(
@@ -154,12 +158,8 @@ def _period_of(key: str) -> str:
 
 def limits_in_ledger(rows: Sequence[BudgetRow]) -> BudgetsConfig:
     """The limits that the ledger's rows were last held to, for who has no configuration at hand; no limit for a scope without a row."""
-    found = {scope: [row for row in rows if _scope_of(row.key) == scope] for scope in SCOPES}
+    found = {scope: [row for row in rows if scope_of(row.key) == scope] for scope in SCOPES}
     return BudgetsConfig.model_validate({scope: _asked(mine[-1]) for scope, mine in found.items() if mine})
-
-
-def _scope_of(key: str) -> str:
-    return key.split("@")[0].split("[")[0]
 
 
 def _window_of(key: str) -> str:
@@ -185,22 +185,22 @@ def held_to_next(row: BudgetRow, limit: LimitConfig, now: float) -> BudgetRow:
     """The row with the limits that its next hold would be held to; as it is where its window is another than the limit's is now."""
     if _window_of(row.key) != window_label(limit.window, now):
         return row
-    asked = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    asked = limits_of(limit)
     return replace(row, asked=asked, limits=asked.at_least(row.used))
 
 
 def rows_held_to_next(rows: Sequence[BudgetRow], limits: BudgetsConfig, now: float) -> list[BudgetRow]:
     """The rows with the limits that the next holds would be held to; a step's credit and a share as they are."""
     scopes = {scope: getattr(limits, scope) for scope in SCOPES}
-    return [held_to_next(row, scopes[_scope_of(row.key)], now) if _scope_of(row.key) in scopes else row for row in rows]
+    return [held_to_next(row, scopes[scope_of(row.key)], now) if scope_of(row.key) in scopes else row for row in rows]
 
 
 def rows_with_set(rows: Sequence[BudgetRow], was_set: Sequence[SetLimits], now: float) -> list[BudgetRow]:
     """The same where no configuration is at hand: what each row was last held to, with what was set since."""
     changes = {row.scope: dict(row.changes) for row in was_set if row.changes}
     return [
-        held_to_next(row, LimitConfig.model_validate({**_asked(row), **changes[_scope_of(row.key)]}), now)
-        if _scope_of(row.key) in changes
+        held_to_next(row, LimitConfig.model_validate({**_asked(row), **changes[scope_of(row.key)]}), now)
+        if scope_of(row.key) in changes
         else row
         for row in rows
     ]

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from coordinator.ledger.accounts import (
     STEP_PREFIX,
+    UNITS,
     Amount,
     AttemptRow,
     BudgetRow,
@@ -31,7 +32,6 @@ from coordinator.ledger.accounts import (
 from coordinator.ledger.journal import JournalEntry
 
 Row = TypeVar("Row")
-UNITS = ("calls", "tokens", "uusd")
 
 
 @lru_cache(maxsize=4096)

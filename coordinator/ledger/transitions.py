@@ -50,6 +50,7 @@ from coordinator.ledger.accounts import (
     is_fleet_price,
     is_share,
     limits_version,
+    scope_of,
     share_key,
     share_prefix,
     step_budget_key,
@@ -112,12 +113,14 @@ class Ledger:
                 return _outcome_of(known)
         self._require_open_step(request)
         stored = self._answer_from_group(request, known) or self._answer_from_cache(request, known)
-        return stored or self._outdated(request) or self._dispatch(request, known)
-
-    def _outdated(self, request: ReserveRequest) -> Outdated | None:
-        """A hold follows the limits that hold now, whichever replica received them."""
-        rows = tuple(self._tables.set_limits())
-        return Outdated(rows) if limits_version(rows) > request.limits_version else None
+        if stored is not None:
+            return stored
+        set_now = tuple(self._tables.set_limits())
+        if (
+            limits_version(set_now) > request.limits_version
+        ):  # a hold follows the limits that hold now, whichever replica received them
+            return Outdated(set_now)
+        return self._dispatch(request, known)
 
     def _require_open_step(self, request: ReserveRequest) -> None:
         if request.step == SERVING_STEP:
@@ -268,7 +271,7 @@ class Ledger:
         row = self._tables.budgets.get(key)
         others = row.set_aside.minus(from_aside) if row else Amount()
         units = row.limits.units_exceeded(row.used.plus(others).plus(hold)) if row else ()
-        scope = key.split("@")[0].split("[")[0]
+        scope = scope_of(key)
         metadata = {"budget": key, "scope": scope, "unit": ",".join(units)}
         if row and units:
             used, most, needed = (getattr(amount, units[0]) for amount in (row.used, row.asked, hold))
@@ -294,7 +297,7 @@ class Ledger:
     def _settle(self, settlement: Settlement) -> Resolution:
         attempt, call = self._attempt_and_call(settlement.device, settlement.key, settlement.attempt)
         if attempt.state is not CallState.DISPATCHED:
-            return Resolution(False, call)
+            return Resolution(False, call, attempt)
         charge = settlement.charge.capped(attempt.hold)
         text, beyond_text = (told.encode("utf-8", "replace").decode() for told in (settlement.text, settlement.beyond_text))
         answered = replace(
@@ -329,7 +332,7 @@ class Ledger:
     ) -> Resolution:
         attempt, call = self._attempt_and_call(device, key, number)
         if attempt.state is not CallState.DISPATCHED:
-            return Resolution(False, call)
+            return Resolution(False, call, attempt)
         charged = attempt.hold if charge is None else charge.capped(attempt.hold)
         return self._resolve(attempt, call, state, charged, reason, now, {})
 
@@ -355,34 +358,33 @@ class Ledger:
         for key in attempt.budgets:
             to_aside = self._floor_left(key, attempt, charge) if shared else NO_AMOUNT
             self._tables.resolve(key, attempt.hold, charge, to_aside)
-        self._tables.attempts.put(replace(attempt, state=state, charged=charge))
+        ended = replace(attempt, state=state, charged=charge)
+        self._tables.attempts.put(ended)
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.calls.put(resolved)
         task = self._touch_task(call.device, call.task, now, charge=charge)
         data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
-        return Resolution(True, resolved)
+        return Resolution(True, resolved, ended)
 
     # T3 ------------------------------------------------------------------------------------------------------------------------
 
-    def sweep(self, now: float) -> tuple[AttemptRow, ...]:
-        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold. Returns them."""
+    def sweep(self, now: float) -> tuple[Resolution, ...]:
+        """T3: attempts whose lease is over, or whose process is gone, become IN_DOUBT, charged at the hold."""
         expired = self._doubt_all(self._tables.ask(EXPIRED_ATTEMPTS, milliseconds(now)), "lease expired", now)
         return expired + self._doubt_orphans(now)
 
-    def recover(self, now: float) -> tuple[AttemptRow, ...]:
+    def recover(self, now: float) -> tuple[Resolution, ...]:
         """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal learns the new epoch."""
         self._journal(now, "epoch", {"epoch": self._epoch})
         return self._doubt_orphans(now)
 
-    def _doubt_orphans(self, now: float) -> tuple[AttemptRow, ...]:
+    def _doubt_orphans(self, now: float) -> tuple[Resolution, ...]:
         return self._doubt_all(self._tables.ask(ORPHANED_ATTEMPTS, self._epoch), "coordinator stopped", now)
 
-    def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[AttemptRow, ...]:
-        left = tuple(sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key)))
-        for attempt in left:
-            self.doubt(attempt.device, attempt.key, attempt.number, reason, now)
-        return left
+    def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[Resolution, ...]:
+        left = sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key))
+        return tuple(self.doubt(attempt.device, attempt.key, attempt.number, reason, now) for attempt in left)
 
     # T4 ------------------------------------------------------------------------------------------------------------------------
 
@@ -476,7 +478,8 @@ class Ledger:
 
     def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
         rate = request.help_units / request.total_units
-        before = self._own_dual(row)
+        task = self._tables.tasks.get(row.device, row.task)
+        before = DualState(row.dual, task.recent if task else ())
         price = self._enter_price(row, before, request.total_units, request.now) if row.price else None
         before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
         own_units = min(request.total_units, MOST_ROUND_UNITS)
@@ -504,11 +507,6 @@ class Ledger:
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
         self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
         return closed
-
-    def _own_dual(self, step: StepRow) -> DualState:
-        """The λ that a step was opened with, and what its task has in the window."""
-        task = self._tables.tasks.get(step.device, step.task)
-        return DualState(step.dual, task.recent if task else ())
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
         """What a step's report says that its calls do not bear out. Notices; λ follows the report."""
@@ -587,6 +585,10 @@ class Ledger:
     def read_journal(self, after: int, limit: int) -> tuple[JournalEntry, ...]:
         """Up to `limit` entries with a sequence number above `after` (0: from the start)."""
         return tuple(self._tables.journal_after(after, limit))
+
+    def last_entry(self) -> int:
+        """The number of the journal's last entry; 0 for an empty journal."""
+        return self._tables.journal_head()[0]
 
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""

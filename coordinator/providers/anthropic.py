@@ -7,11 +7,11 @@ such a doubt or a refusal is the operator's setting, since the API promises neit
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
+from coordinator.config import UpstreamConfig
 from coordinator.providers.anthropic_wire import (
     AnthropicWireError,
     Message,
@@ -34,33 +34,20 @@ DEFAULT_BASE_URL = "https://api.anthropic.com/v1"
 _SYSTEM_PREAMBLE_TOKENS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class AnthropicEndpoint:
-    """Where and how to ask. `base_url` ends before `/messages`; `api_key_env` names the environment variable with the key.
-
-    `overloaded_is_refusal`: status 529 counts as certainly not executed, so that it is refunded and another upstream may be asked; else as
-    perhaps executed, which is charged at the hold.
-    """
-
-    base_url: str = DEFAULT_BASE_URL
-    api_key_env: str | None = None
-    allow_plaintext: bool = False
-    overloaded_is_refusal: bool = False
-    limits: HttpLimits = field(default_factory=HttpLimits)
-
-
 class AnthropicProvider:
     """CloudProvider over the Messages API. Raises ConfigError at once for a base URL that cannot be used."""
 
-    def __init__(self, endpoint: AnthropicEndpoint, *, name: str = "anthropic", environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: UpstreamConfig, name: str, *, limits: HttpLimits | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        self._overloaded_is_refusal = endpoint.overloaded_is_refusal
+        self._overloaded_is_refusal = config.overloaded_is_refusal
         self._http = HttpUpstream(
             name,
-            endpoint_url(endpoint.base_url, "/messages", allow_plaintext=endpoint.allow_plaintext),
-            key=ApiKey(endpoint.api_key_env, "x-api-key", "") if endpoint.api_key_env else None,
+            endpoint_url(config.base_url or DEFAULT_BASE_URL, "/messages", allow_plaintext=config.allow_plaintext),
+            key=ApiKey(config.key_name, "x-api-key", "") if config.key_name else None,
             headers={"anthropic-version": API_VERSION},
-            limits=endpoint.limits,
+            limits=limits,
             environ=environ,
             error_word=error_word,
         )

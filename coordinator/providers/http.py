@@ -15,8 +15,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
+from coordinator.config_secrets import read_secret
 from coordinator.providers.http1 import BadResponse, Connection, Pool, TooLarge, request_head
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
@@ -46,23 +47,18 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key: the environment variable that holds it, or `file:/PATH`, and the header it goes into, before it `prefix`."""
+    """An API key: its `UpstreamConfig.key_name`, and the header it goes into, before it `prefix`."""
 
-    env: str
+    name: str
     header: str = "Authorization"
     prefix: str = "Bearer "
 
-    def headers(self, name: str, environ: Mapping[str, str]) -> dict[str, str]:
+    def headers(self, upstream: str, environ: Mapping[str, str]) -> dict[str, str]:
         """The header. Raises ConfigError when the variable is not set, the file cannot be used, or the key cannot be sent."""
         try:
-            key = environ.get(self.env, "").strip()
+            return {self.header: f"{self.prefix}{read_secret(self.name, environ)}"}
         except ConfigError as error:
-            raise ConfigError(f"upstream {name}: {error}", hint=error.hint) from error
-        if not key:
-            raise ConfigError(f"upstream {name}: environment variable {self.env} is not set", hint="set it to the API key")
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"upstream {name}: the key in {self.env} has characters that cannot be sent")
-        return {self.header: f"{self.prefix}{key}"}
+            raise ConfigError(f"upstream {upstream}: {error}", hint=error.hint) from error
 
 
 ReadError = Callable[[bytes], str]
@@ -132,7 +128,7 @@ class HttpUpstream:
 
     def _request(self, body: bytes, asked: ProviderRequest) -> bytes:
         trace = "".join(f"{name}: {_printable(value)}\r\n" for name, value in asked.trace_headers)
-        own = f"{trace}Idempotency-Key: {header_text(asked.idempotency_key)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        own = f"{trace}Idempotency-Key: {_printable(asked.idempotency_key)[:255]}\r\nContent-Length: {len(body)}\r\n\r\n"
         return self._head + own.encode("ascii") + body
 
     async def _word_of(self, connection: Connection) -> str:
@@ -230,7 +226,7 @@ def _key_hint(key: ApiKey | None) -> str:
     """What to look at when an upstream lets nobody in."""
     if key is None:
         return "no API key is sent; set api_key or api_key_env"
-    return f"check the API key in {key.env if key.env.startswith('file:') else f'${key.env}'}"
+    return f"check the API key in {key.name if key.name.startswith('file:') else f'${key.name}'}"
 
 
 def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
@@ -248,7 +244,7 @@ def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
         raise ConfigError("base_url must carry no user, password, query or fragment", hint="put the key into api_key_env")
     if parts.scheme == "http" and not allow_plaintext and not _is_loopback(host):
         raise ConfigError(f"base_url sends prompts to {host} unencrypted", hint="use https, or set allow_plaintext: true")
-    return _with_path(parts, parts.path.rstrip("/").removesuffix(path) + path)
+    return parts._replace(path=parts.path.rstrip("/").removesuffix(path) + path).geturl()
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -257,31 +253,17 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """
     value = headers.get("Retry-After", "").strip()
     try:
-        wait_s = _whole_seconds(value) if value.isdecimal() else _seconds_between(headers.get("Date", ""), value)
+        if value.isdecimal():
+            return min(float(value[:10]), LONGEST_WAIT_S)
+        wait = parsedate_to_datetime(value) - parsedate_to_datetime(headers.get("Date", ""))
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(wait_s, LONGEST_WAIT_S)
-
-
-def header_text(text: str) -> str:
-    """A header value: printable ASCII without surprises."""
-    return _printable(text)[:255]
+    return min(max(0.0, wait.total_seconds()), LONGEST_WAIT_S)
 
 
 def _printable(text: str) -> str:
+    """A header value: printable ASCII without surprises."""
     return text if text.isascii() and text.isprintable() else "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
-
-
-def _whole_seconds(digits: str) -> float:
-    return float(digits) if len(digits) < 10 else LONGEST_WAIT_S
-
-
-def _seconds_between(start: str, end: str) -> float:
-    return max(0.0, (parsedate_to_datetime(end) - parsedate_to_datetime(start)).total_seconds())
-
-
-def _with_path(parts: SplitResult, path: str) -> str:
-    return parts._replace(path=path).geturl()
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,10 +5,10 @@ failure means is in `http`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
+from coordinator.config import UpstreamConfig
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
 from coordinator.providers.openai_wire import (
     Answer,
@@ -26,34 +26,19 @@ UNREADABLE = "its JSON cannot be read"
 NO_STREAM = "the upstream's answer is no stream of events"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIEndpoint:
-    """Where and how to ask. `base_url` ends before `/chat/completions` (as `https://api.openai.com/v1`).
-
-    `api_key_env` names the environment variable with the key. `tokens_field` is how the server calls the output limit (`max_tokens`;
-    newer OpenAI models want `max_completion_tokens`). Plain http is for loopback unless `allow_plaintext`.
-    """
-
-    base_url: str
-    api_key_env: str | None = None
-    tokens_field: str = "max_tokens"
-    allow_plaintext: bool = False
-    limits: HttpLimits = field(default_factory=HttpLimits)
-
-
 class OpenAICompatibleProvider:
     """CloudProvider over HTTP. Raises ConfigError at once for a base URL that cannot be used."""
 
     def __init__(
-        self, endpoint: OpenAIEndpoint, *, name: str = "openai_compatible", environ: Mapping[str, str] | None = None
+        self, config: UpstreamConfig, name: str, *, limits: HttpLimits | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        self._tokens_field = endpoint.tokens_field
+        self._tokens_field = config.tokens_field
         self._http = HttpUpstream(
             name,
-            chat_completions_url(endpoint),
-            key=ApiKey(endpoint.api_key_env) if endpoint.api_key_env else None,
-            limits=endpoint.limits,
+            endpoint_url(config.base_url or "", "/chat/completions", allow_plaintext=config.allow_plaintext),
+            key=ApiKey(config.key_name) if config.key_name else None,
+            limits=limits,
             environ=environ,
         )
 
@@ -105,11 +90,6 @@ class OpenAICompatibleProvider:
     async def aclose(self) -> None:
         """Close the connection pool. Safe to call twice."""
         await self._http.aclose()
-
-
-def chat_completions_url(endpoint: OpenAIEndpoint) -> str:
-    """The URL to post to. Raises ConfigError for a base URL that cannot be used."""
-    return endpoint_url(endpoint.base_url, "/chat/completions", allow_plaintext=endpoint.allow_plaintext)
 
 
 def _wanted(reply: Reply, media_type: str) -> str:

@@ -85,15 +85,12 @@ class Answer(msgspec.Struct):
         piece = next((choice for choice in event.choices or () if choice.index == 0), None)
         if piece is None:
             return ""
-        whole = self._whole()
+        if not self.choices:
+            self.choices = [Choice(message=Text())]
+        whole = self.choices[0]
         whole.finish_reason = piece.finish_reason or whole.finish_reason
         assert whole.message is not None
         return whole.message.add(piece.delta or Text())
-
-    def _whole(self) -> Choice:
-        if not self.choices:
-            self.choices = [Choice(message=Text())]
-        return self.choices[0]
 
 
 def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ Contract (tests/contracts/test_cloud_provider.py):
 - A provider sends a request once and never repeats it; a stream that was not executed has brought no text.
 - Cancelling the awaiting task stops waiting and leaks nothing.
 - Prompts, answers and keys reach no log and no error message.
-- One that can ask what plain messages cannot say has `why_not_openai` (see AsksOpenAI); without it no such request reaches it.
+- One that can ask what plain messages cannot say has `why_not_openai(openai_json)`: why it cannot ask just this, in one line, or "" when it
+  can; without it no such request reaches it.
 """
 
 from __future__ import annotations
@@ -131,26 +132,13 @@ class ProviderError(EdgeError):
         self.usage = usage
 
 
-class AsksOpenAI(Protocol):
-    """What a provider has besides CloudProvider that can ask what plain messages cannot say."""
-
-    def why_not_openai(self, openai_json: str) -> str:
-        """Why it cannot ask just this, in one line; "" when it can."""
-        ...
-
-
 def why_not_openai(provider: object, openai_json: str) -> str:
     """Why a provider cannot ask what these fields say, in one line; "" when it can."""
     check = getattr(provider, "why_not_openai", None)
-    return _cannot_take(openai_json) if check is None else str(check(openai_json))
-
-
-def _cannot_take(openai_json: str) -> str:
-    """What is said of an upstream that reads plain messages alone."""
+    if check is not None:
+        return str(check(openai_json))
     wanted = [name for name in json.loads(openai_json) if name != "messages"]
-    if not wanted or "tools" in wanted:
-        return "this upstream cannot call tools"
-    return f"{CANNOT_FOLLOW}{' and '.join(wanted)}"
+    return "this upstream cannot call tools" if not wanted or "tools" in wanted else f"{CANNOT_FOLLOW}{' and '.join(wanted)}"
 
 
 class CloudProvider(Protocol):

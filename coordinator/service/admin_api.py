@@ -9,24 +9,25 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits, PriceRow, TaskRow
-from coordinator.ledger.budgets import SCOPES, BudgetBook, rows_held_to_next, settings_set
+from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
+from coordinator.service.authentication import Identity
 from coordinator.service.tokens import MAX_LIFE_S, Tokens
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorUnavailable, InvalidRequest
+from edge.core.errors import InvalidRequest
 from edge.core.periods import PERIODS
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
@@ -45,31 +46,9 @@ MOST_UNITS = 2**62
 _STATES = {progress: state for state in CallState for progress in [progress_of(state)]}
 
 
-@dataclass(frozen=True, slots=True)
-class Administrator:
-    """Who asks."""
-
-    name: str
-
-    @property
-    def who(self) -> str:
-        """The name."""
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class AdminDesk:
-    """What the handlers may do beyond reading: `limits` that hold now, `set_limits(scope, changes)` durably and at every replica, `verify`
-    the ledger, `drain` within seconds (None: as configured) without waiting for the end."""
-
-    limits: Callable[[], Awaitable[BudgetBook]]
-    set_limits: Callable[[str, dict[str, Any]], Awaitable[BudgetBook]]
-    verify: Callable[[], Awaitable[VerifyReport]]
-    drain: Callable[[float | None], None]
-
-
 class AdminApi:
-    """The AdminService without its transport."""
+    """The AdminService without its transport. `verify` the ledger; `drain` within seconds (None: as configured), without waiting for the
+    end."""
 
     def __init__(
         self,
@@ -77,54 +56,59 @@ class AdminApi:
         broker: Broker,
         fleet: Fleet,
         upstreams: UpstreamTable,
-        desk: AdminDesk,
+        book: BudgetBook,
         tokens: Tokens,
         clock: Clock,
+        *,
+        verify: Callable[[], Awaitable[VerifyReport]],
+        drain: Callable[[float | None], None],
     ) -> None:
         self._store = store
         self._broker = broker
         self._fleet = fleet
         self._upstreams = upstreams
-        self._desk = desk
+        self._book = book
         self._clock = clock
         self._tokens = tokens
+        self._verify = verify
+        self._drain = drain
 
-    async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Administrator) -> admin_pb2.ListBudgetsResponse:
+    async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Identity) -> admin_pb2.ListBudgetsResponse:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
         rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        book = await self._desk.limits()
-        shown = _fitting(map(_budget, rows_held_to_next(rows, book.limits, self._clock.now())))
+        self._book.learn(await self._store.list_set_limits())
+        shown = _fitting(map(budget_record, rows_held_to_next(rows, self._book.limits, self._clock.now())))
         token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
-        scopes = [_scope(scope, book) for scope in SCOPES]
+        scopes = [_scope(scope, self._book) for scope in SCOPES]
         return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
 
-    async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Administrator) -> admin_pb2.SetBudgetResponse:
+    async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Identity) -> admin_pb2.SetBudgetResponse:
         """Change limits of one scope, durably, at once and at every replica."""
-        book = await self._desk.set_limits(_checked_scope(request.scope), _changes(request))
-        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, book))
+        if request.scope not in SCOPES:
+            raise InvalidRequest(f"no scope is called {request.scope!r}; known: {', '.join(SCOPES)}")
+        self._book.learn(await self._store.set_limits(request.scope, _changes(request), self._clock.now()))
+        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, self._book))
 
-    async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Administrator) -> admin_pb2.ListTasksResponse:
+    async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Identity) -> admin_pb2.ListTasksResponse:
         """Each λ that several share, then λ, τ and next step of each device's tasks. While shared λs are left a page ends at one, under
         the empty name, which no device has.
         """
         size, after = _page(request, 2)
         prices = [] if after[0] else [row for row in await self._store.list_prices() if row.key > after[1]]
-        shared = _fitting(map(_shared, sorted(prices, key=lambda row: row.key)))
+        shared = _fitting(map(shared_price_record, sorted(prices, key=lambda row: row.key)))
         if len(shared) < len(prices):
             return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
         mine = [row for row in await self._store.list_tasks() if request.device in ("", row.device)]
-        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, _task)
+        rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
         return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
 
-    async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Administrator) -> admin_pb2.ListPricesResponse:
+    async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
         """What each upstream costs now."""
         now = self._clock.now()
         return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self._upstreams.all()])
 
-    async def list_upstreams(
-        self, request: admin_pb2.ListUpstreamsRequest, caller: Administrator
-    ) -> admin_pb2.ListUpstreamsResponse:
+    async def list_upstreams(self, request: admin_pb2.ListUpstreamsRequest, caller: Identity) -> admin_pb2.ListUpstreamsResponse:
         """The cloud LLMs and how busy they are."""
         now = asyncio.get_running_loop().time()
         upstreams = [_upstream(upstream, now) for upstream in self._upstreams.all()]
@@ -132,20 +116,20 @@ class AdminApi:
             upstreams=upstreams, in_flight=self._broker.in_flight, draining=not self._broker.admitting
         )
 
-    async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Administrator) -> admin_pb2.ListDevicesResponse:
+    async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Identity) -> admin_pb2.ListDevicesResponse:
         """The devices that ever registered."""
         size, after = _page(request, 1)
         rows, token = _cut(await self._fleet.devices(), lambda row: (row.device,), (after[0],), size, device_record)
         return admin_pb2.ListDevicesResponse(devices=rows, next_page_token=token)
 
     async def set_device_disabled(
-        self, request: admin_pb2.SetDeviceDisabledRequest, caller: Administrator
+        self, request: admin_pb2.SetDeviceDisabledRequest, caller: Identity
     ) -> admin_pb2.SetDeviceDisabledResponse:
         """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
         device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
         return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
-    async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Administrator) -> admin_pb2.IssueTokenResponse:
+    async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Identity) -> admin_pb2.IssueTokenResponse:
         """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
         device, life_s = _device_id(request.device), self._tokens.life_s
         if request.HasField("lifetime"):
@@ -157,15 +141,13 @@ class AdminApi:
         token = await asyncio.to_thread(self._tokens.issue, "device", device, tuple(request.tasks), life_s)
         return admin_pb2.IssueTokenResponse(token=token, expires_ms=1000 * self._tokens.check(token).expires_at)
 
-    async def revoke_device(
-        self, request: admin_pb2.RevokeDeviceRequest, caller: Administrator
-    ) -> admin_pb2.RevokeDeviceResponse:
+    async def revoke_device(self, request: admin_pb2.RevokeDeviceRequest, caller: Identity) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
         row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
         known = row.issued_at is not None or any(each.device == row.name for each in await self._fleet.devices())
         return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
-    async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Administrator) -> admin_pb2.ListCallsResponse:
+    async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Identity) -> admin_pb2.ListCallsResponse:
         """The calls by device and key. A page of one state may be short, because only `page_size` calls are looked at."""
         size, after = _page(request, 2)
         wanted = codec.decode_progress(request.state)
@@ -178,7 +160,7 @@ class AdminApi:
         return admin_pb2.ListCallsResponse(calls=shown, next_page_token=token)
 
     async def read_journal(
-        self, request: admin_pb2.ReadJournalRequest, caller: Administrator
+        self, request: admin_pb2.ReadJournalRequest, caller: Identity
     ) -> AsyncIterator[admin_pb2.ReadJournalResponse]:
         """The journal's entries; with `follow` also those to come, until the coordinator drains (DRAINING)."""
         after = request.after
@@ -193,23 +175,21 @@ class AdminApi:
             if not request.follow:
                 return
             if last_look:
-                raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+                raise draining()
             await asyncio.sleep(FOLLOW_EVERY_S)
 
-    async def verify_ledger(
-        self, request: admin_pb2.VerifyLedgerRequest, caller: Administrator
-    ) -> admin_pb2.VerifyLedgerResponse:
+    async def verify_ledger(self, request: admin_pb2.VerifyLedgerRequest, caller: Identity) -> admin_pb2.VerifyLedgerResponse:
         """Prove every balance and every λ from the journal."""
-        report = await self._desk.verify()
+        report = await self._verify()
         return admin_pb2.VerifyLedgerResponse(**report.to_json())
 
-    async def drain(self, request: admin_pb2.DrainRequest, caller: Administrator) -> admin_pb2.DrainResponse:
+    async def drain(self, request: admin_pb2.DrainRequest, caller: Identity) -> admin_pb2.DrainResponse:
         """Begin to stop; returns what is under way now."""
         grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
         if grace_s is not None and not 0.0 <= grace_s <= MAX_GRACE_S:
             raise InvalidRequest("grace cannot be negative or longer than a day")
         running = self._broker.in_flight
-        self._desk.drain(grace_s)
+        self._drain(grace_s)
         return admin_pb2.DrainResponse(in_flight=running)
 
 
@@ -256,12 +236,6 @@ def _fitting(records: Iterable[Record]) -> list[Record]:
     return page
 
 
-def _checked_scope(scope: str) -> str:
-    if scope not in SCOPES:
-        raise InvalidRequest(f"no scope is called {scope!r}; known: {', '.join(SCOPES)}")
-    return scope
-
-
 def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
     wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
     changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
@@ -295,18 +269,19 @@ def _limits(limits: Limits) -> admin_pb2.UnitLimits:
 
 def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     limit: LimitConfig = getattr(book.limits, scope)
-    limits = Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
     names = settings_set(book.rows).get(scope, ())
-    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits), set=names)
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits_of(limit)), set=names)
 
 
-def _budget(row: BudgetRow) -> admin_pb2.BudgetRecord:
+def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
+    """A budget for the wire."""
     return admin_pb2.BudgetRecord(
         key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
     )
 
 
-def _task(row: TaskRow) -> admin_pb2.TaskRecord:
+def task_record(row: TaskRow) -> admin_pb2.TaskRecord:
+    """A task for the wire."""
     return admin_pb2.TaskRecord(
         device=row.device,
         task=row.task,
@@ -318,7 +293,8 @@ def _task(row: TaskRow) -> admin_pb2.TaskRecord:
     )
 
 
-def _shared(row: PriceRow) -> admin_pb2.SharedPriceRecord:
+def shared_price_record(row: PriceRow) -> admin_pb2.SharedPriceRecord:
+    """A shared λ for the wire."""
     return admin_pb2.SharedPriceRecord(key=row.key, dual=row.dual, updates=row.updates)
 
 

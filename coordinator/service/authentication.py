@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from coordinator.control.devices import LOCAL_PEERS, identify
-from coordinator.service.pki import Holder, certificate_facts, parse_holder
+from coordinator.service.holders import ShownCertificate, shown_certificate
 from coordinator.service.tokens import Claims, Tokens
 from edge.core.clock import Clock
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
@@ -49,15 +49,6 @@ class CallFacts:
     certificate_pem: bytes | None = field(default=None, repr=False)
     authorization: str = field(default="", repr=False)
     claimed_device: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownCertificate:
-    """A client certificate that was checked: its holder and the seconds since the epoch between which it is valid."""
-
-    holder: Holder
-    not_before: float
-    not_after: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +221,11 @@ class Authenticator:
         )
 
     def _credentialed(self, facts: CallFacts, token: str) -> Identity:
-        certificate = self._certificate_of(facts.certificate_pem) if facts.certificate_pem is not None else None
-        holder = certificate.holder if certificate else None
+        certificate = holder = None
+        if facts.certificate_pem is not None:  # TLS has verified its chain when the connection began
+            certificate = shown_certificate(facts.certificate_pem)
+            holder = certificate.holder
+            self._require_current_certificate(certificate)
         claims = self._tokens.check(token) if token else None
         if holder and claims and (holder.role, holder.name) != (claims.role, claims.name):
             raise Unauthenticated("the token is for another holder than the certificate", metadata={"cause": "OTHER_HOLDER"})
@@ -248,19 +242,6 @@ class Authenticator:
             tasks = granted if tasks is None else tasks if granted is None else tasks & granted
         role: Role = claims.role  # type: ignore[assignment]
         return Identity(role, claims.name, tasks, "token", claims)
-
-    def _certificate_of(self, pem: bytes) -> ShownCertificate:
-        """The certificate's chain was verified by TLS when the connection began; its end, holder and epoch are checked at every call."""
-        try:
-            facts = certificate_facts(pem)
-        except ValueError as error:
-            raise Unauthenticated("the certificate cannot be read", metadata={"cause": "MALFORMED"}) from error
-        holder = parse_holder(facts.uris[0]) if len(facts.uris) == 1 else None
-        if holder is None:
-            raise Unauthenticated("the certificate names no device of this fleet", metadata={"cause": "MALFORMED"})
-        certificate = ShownCertificate(holder, facts.not_before, facts.not_after)
-        self._require_current_certificate(certificate)
-        return certificate
 
     def _require_current_certificate(self, shown: ShownCertificate) -> None:
         if not shown.not_before <= self._clock.now() < shown.not_after:

@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from coordinator.calls.admission import draining
 from coordinator.ledger.stores.changes import DeviceTask
-from edge.core.errors import CoordinatorUnavailable
 from edge.rpc.client import BudgetSnapshot
 
 SHARED_PAUSE_S = 1.0
@@ -110,7 +110,7 @@ async def versions(
                 yield newest
             if not await _changes_within(changed, heartbeat_s):
                 yield None
-    raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+    raise draining()
 
 
 async def _changes_within(changed: asyncio.Event, seconds: float) -> bool:

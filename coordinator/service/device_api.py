@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from coordinator.calls.admission import Turnstile
+from coordinator.calls.admission import Turnstile, draining
 from coordinator.calls.batch import ManyAtOnce
 from coordinator.calls.broker import Broker
 from coordinator.calls.flights import Progress
@@ -36,11 +36,6 @@ class Caller:
     device: str
     deadline_s: float | None = None
     tasks: frozenset[str] | None = None
-
-    @property
-    def who(self) -> str:
-        """The device."""
-        return self.device
 
 
 class DeviceApi:
@@ -229,7 +224,7 @@ class DeviceApi:
 
     def _require_admitting(self) -> None:
         if self._stopping.is_set():
-            raise CoordinatorUnavailable("the coordinator is stopping", reason="DRAINING", retry_after_s=1.0)
+            raise draining()
 
 
 def _started(call_key: str) -> call_pb2.StreamCompleteResponse:

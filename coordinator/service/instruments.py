@@ -8,19 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.ledger.accounts import (
-    Amount,
-    AttemptRow,
-    CallState,
     CloseStepRequest,
     OpenStepRequest,
     Reserved,
@@ -174,20 +171,6 @@ class _Asking:
         self._meters.upstream_took(self._alias, outcome, self._time() - self._began)
 
 
-def measured_provider(inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> CloudProvider:
-    """The provider, timed and traced."""
-    return cast(CloudProvider, MeasuredProvider(inner, alias, meters, time, tracing))
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """What an open attempt holds, and what its charge will be counted under."""
-
-    task: str
-    model: str
-    amount: Amount
-
-
 class MeasuredStore(LedgerStore):
     """A LedgerStore whose operations are timed and traced and whose money is counted."""
 
@@ -197,13 +180,9 @@ class MeasuredStore(LedgerStore):
         self._meters = meters
         self._time = time
         self._tracing = tracing
-        self._holds: dict[tuple[str, str, int], _Hold] = {}
         self._notes: Mapping[str, Callable[..., None]] = {
             "reserve": self._reserved,
-            "settle": self._settled,
-            "refund": self._ended(CallState.REFUNDED),
-            "fail": self._ended(CallState.FAILED),
-            "doubt": self._ended(CallState.IN_DOUBT),
+            **dict.fromkeys(("settle", "refund", "fail", "doubt"), self._resolved),
             "sweep": self._swept,
             "open_step": self._opened,
             "close_step": self._closed,
@@ -246,36 +225,17 @@ class MeasuredStore(LedgerStore):
 
     def _reserved(self, outcome: ReserveOutcome, request: ReserveRequest) -> None:
         if isinstance(outcome, Reserved):
-            label = self._meters.task_label(request.task)
-            self._holds[request.device, request.key, outcome.attempt] = _Hold(label, request.model, request.hold)
-            self._meters.holds += 1
-            self._meters.hold_uusd += request.hold.uusd
+            self._meters.holds_uusd[request.device, request.key, outcome.attempt] = request.hold.uusd
 
-    def _settled(self, resolution: Resolution, settlement: Settlement) -> None:
-        hold = self._released(settlement.device, settlement.key, settlement.attempt)
-        if hold is not None and resolution.applied:
-            self._charge(hold, CallState.COMPLETED, settlement.charge.capped(hold.amount))
-            self._meters.tokens[hold.task, hold.model, "input"] += settlement.input_tokens
-            self._meters.tokens[hold.task, hold.model, "output"] += settlement.output_tokens
+    def _resolved(self, resolution: Resolution, *asked: Any) -> None:
+        attempt, call = resolution.attempt, resolution.call
+        self._meters.holds_uusd.pop((attempt.device, attempt.key, attempt.number), None)
+        if resolution.applied:
+            self._meters.charged(self._meters.task_label(call.task), attempt, call)
 
-    def _ended(self, state: CallState) -> Callable[..., None]:
-        """Notes an attempt that ended without an answer, charged at nothing, at what `fail` says, or at its hold."""
-
-        def note(resolution: Resolution, device: str, key: str, number: int, reason: str, *charge_and_now: Any) -> None:
-            hold = self._released(device, key, number)
-            if hold is None or not resolution.applied:
-                return
-            charge: Amount | None = charge_and_now[0] if state is CallState.FAILED else None
-            if state is CallState.REFUNDED:
-                charge = Amount()
-            self._charge(hold, state, hold.amount if charge is None else charge.capped(hold.amount))
-
-        return note
-
-    def _swept(self, swept: tuple[AttemptRow, ...], now: float) -> None:
-        for row in swept:
-            hold = self._released(row.device, row.key, row.number) or _Hold("", "", row.hold)
-            self._charge(hold, CallState.IN_DOUBT, row.charged)
+    def _swept(self, swept: tuple[Resolution, ...], now: float) -> None:
+        for resolution in swept:
+            self._resolved(resolution)
 
     def _opened(self, row: StepRow, request: OpenStepRequest) -> None:
         self._meters.task_now(row.device, row.task, row.dual, row.target_rate)
@@ -286,20 +246,6 @@ class MeasuredStore(LedgerStore):
         self._meters.help_units[label] += row.help_units
         task = self._meters.task_now(row.device, row.task, row.dual_after, row.target_rate)
         task.assist_rate, task.units = row.assist_rate, row.total_units
-
-    def _released(self, device: str, key: str, attempt: int) -> _Hold | None:
-        hold = self._holds.pop((device, key, attempt), None)
-        if hold is not None:
-            self._meters.holds -= 1
-            self._meters.hold_uusd -= hold.amount.uusd
-        return hold
-
-    def _charge(self, hold: _Hold, state: CallState, charge: Amount) -> None:
-        self._meters.attempts[hold.task, str(state)] += 1
-        if charge.uusd:
-            self._meters.charged_uusd[hold.task, hold.model] += charge.uusd
-        if state is CallState.IN_DOUBT:
-            self._meters.doubt_uusd += charge.uusd
 
 
 def _attributes_asked(args: tuple[Any, ...]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from coordinator.ledger.accounts import AttemptRow, CallRow, CallState
 from edge.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ class Meters:
         self.tokens: Counter[tuple[str, str, str]] = Counter()
         self.doubt_uusd = 0
         self.exhausted: Counter[tuple[str, str]] = Counter()
-        self.holds = 0
-        self.hold_uusd = 0
+        self.holds_uusd: dict[tuple[str, str, int], int] = {}
+        """What each attempt (device, key, number) that this process has open holds."""
         self.help_units: Counter[str] = Counter()
         self.total_units: Counter[str] = Counter()
         self.loop_lag = Histogram(LAG_BOUNDS_S)
@@ -171,6 +172,17 @@ class Meters:
                 self.pairs.popitem(last=False)
         meter.dual, meter.target_rate = dual, target_rate
         return meter
+
+    def charged(self, task: str, attempt: AttemptRow, call: CallRow) -> None:
+        """An attempt was resolved, and with it its call; `task` as it is labelled."""
+        self.attempts[task, attempt.state] += 1
+        if attempt.charged.uusd:
+            self.charged_uusd[task, call.model] += attempt.charged.uusd
+        if attempt.state is CallState.IN_DOUBT:
+            self.doubt_uusd += attempt.charged.uusd
+        elif attempt.state is CallState.COMPLETED:
+            self.tokens[task, call.model, "input"] += call.input_tokens
+            self.tokens[task, call.model, "output"] += call.output_tokens
 
     def upstream_took(self, alias: str, outcome: str, seconds: float) -> None:
         """An upstream was asked; `outcome` is "ok" or the kind of its failure, "other" once there are too many."""
@@ -327,8 +339,8 @@ def _money_families(meters: Meters) -> Iterator[Metric]:
     yield _counter(
         "in_doubt_micro_usd", "Micro-USD charged for attempts whose outcome is unknown.", (), [((), meters.doubt_uusd)]
     )
-    yield _gauge("holds_open", "Attempts that hold a part of a budget.", (), [((), meters.holds)])
-    yield _gauge("holds_micro_usd", "Micro-USD held by them.", (), [((), meters.hold_uusd)])
+    yield _gauge("holds_open", "Attempts that hold a part of a budget.", (), [((), len(meters.holds_uusd))])
+    yield _gauge("holds_micro_usd", "Micro-USD held by them.", (), [((), sum(meters.holds_uusd.values()))])
 
 
 def _ledger_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:

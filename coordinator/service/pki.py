@@ -1,8 +1,7 @@
 """A small certificate authority for one fleet.
 
-Keys are EC P-256. A client certificate names its holder in one SAN URI, `edge://device/NAME?epoch=N` or `edge://admin/NAME?epoch=N`; the
-epoch is what `token revoke` raises. Server certificates carry `serverAuth`, clients' `clientAuth`, so that neither stands in for the
-other. Keys are written with mode 0600, and no file is replaced unless that was asked for.
+Keys are EC P-256. A client certificate names its holder (`holders`). Server certificates carry `serverAuth`, clients' `clientAuth`, so that
+neither stands in for the other. Keys are written with mode 0600, and no file is replaced unless that was asked for.
 """
 
 from __future__ import annotations
@@ -14,45 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coordinator.control.devices import is_device_id
+from coordinator.service.holders import Holder
 from edge.core.errors import StateError, UsageError
 from edge.core.files import write_atomically
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-SCHEME = "edge"
 CA_DAYS, SERVER_DAYS, DEVICE_DAYS, ADMIN_DAYS = 1825, 90, 7, 1
 MAX_DAYS = 1825
 BACKDATE_S = 60.0
-HOLDERS = ("device", "admin")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Whom a client certificate is for: `role` (device or admin), its name, and the epoch that must still be the current one."""
-
-    role: str
-    name: str
-    epoch: int
-
-    @property
-    def uri(self) -> str:
-        """As it stands in the certificate."""
-        return f"{SCHEME}://{self.role}/{self.name}?epoch={self.epoch}"
-
-
-@dataclass(frozen=True, slots=True)
-class CertificateFacts:
-    """What a client certificate says: its `edge://` URIs, and the seconds since the epoch between which it is valid."""
-
-    uris: tuple[str, ...]
-    not_before: float
-    not_after: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +39,6 @@ class Written:
     key: Path
 
 
-def parse_holder(uri: str) -> Holder | None:
-    """The holder behind a SAN URI; None for one that this authority would not have written."""
-    parts = urlsplit(uri)
-    name, query = parts.path.removeprefix("/"), parse_qs(parts.query, strict_parsing=False)
-    epoch = query.get("epoch", [""])
-    well_formed = parts.scheme == SCHEME and parts.netloc in HOLDERS and _NAME.fullmatch(name) and len(epoch) == 1
-    if not (well_formed and epoch[0].isascii() and epoch[0].isdigit()):
-        return None
-    holder = Holder(parts.netloc, name, int(epoch[0]))
-    return holder if holder.uri == uri else None
-
-
-def certificate_facts(pem: bytes) -> CertificateFacts:
-    """What the first certificate of a PEM text says. Raises ValueError when it is none."""
-    from cryptography import x509
-
-    certificate = x509.load_pem_x509_certificate(pem)
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
-    except x509.ExtensionNotFound:
-        uris = ()
-    ours = tuple(uri for uri in uris if uri.startswith(f"{SCHEME}://"))
-    return CertificateFacts(ours, certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
-
-
 class Authority:
     """The certificate authority in a folder: `ca.crt` for everyone, `ca.key` for nobody else."""
 
@@ -97,20 +47,18 @@ class Authority:
 
     def create(self, now: float, *, force: bool = False) -> Written:
         """A new authority. Raises StateError when one is there, or its folder cannot be made."""
-        from cryptography import x509
-
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StateError(
                 f"cannot make the folder {self.folder}: {error.strerror}", hint="name one that can be written"
             ) from error
-        key = _new_key()
+        key = ec.generate_private_key(ec.SECP256R1())
         name = _subject("edge-coordinator authority")
         builder = _builder(name, name, key, now, CA_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
-        return _write(self.folder, "ca", _signed(builder, key), key, force=force)
+        return _write(self.folder, "ca", builder.sign(key, hashes.SHA256()), key, force=force)
 
     def issue_server(self, names: Sequence[str], now: float, *, days: int = SERVER_DAYS, force: bool = False) -> Written:
         """A server certificate for host names and addresses. Raises UsageError for a name that is neither, or when there is none."""
@@ -118,19 +66,13 @@ class Authority:
             raise UsageError(
                 "a server certificate needs a name", hint="give --name HOST or --name ADDRESS, as devices will write it"
             )
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-
         alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
         return self._issue("server", names[0], alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now, days, force=force)
 
     def issue_client(self, holder: Holder, now: float, *, days: int, force: bool = False) -> Written:
         """A client certificate for a device or an admin. Raises UsageError for a malformed name."""
-        if not _NAME.fullmatch(holder.name):
+        if not is_device_id(holder.name):
             raise UsageError(f"{holder.name!r} is no device name", hint="1 to 64 letters, digits, dots, dashes or underscores")
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-
         alternatives = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(holder.uri)])
         stem = f"{holder.role}-{holder.name}"
         return self._issue(stem, holder.name, alternatives, ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)
@@ -146,12 +88,10 @@ class Authority:
         *,
         force: bool,
     ) -> Written:
-        from cryptography import x509
-
         if not 1 <= days <= MAX_DAYS:
             raise UsageError(f"--days must lie in [1, {MAX_DAYS}], not {days}")
         ca, ca_key = self._load()
-        key = _new_key()
+        key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_subject(common_name), ca.subject, key, now, days)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -159,13 +99,9 @@ class Authority:
         builder = builder.add_extension(alternatives, critical=False)
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
         builder = builder.add_extension(authority, critical=False)
-        return _write(self.folder, stem, _signed(builder, ca_key), key, force=force)
+        return _write(self.folder, stem, builder.sign(ca_key, hashes.SHA256()), key, force=force)
 
     def _load(self) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
         try:
             certificate = x509.load_pem_x509_certificate((self.folder / "ca.crt").read_bytes())
             key = load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
@@ -201,8 +137,6 @@ def write_private(path: Path, data: bytes, *, force: bool = False, mode: int = 0
 
 
 def _write(folder: Path, stem: str, certificate: x509.Certificate, key: EllipticCurvePrivateKey, *, force: bool) -> Written:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     written = Written(folder / f"{stem}.crt", folder / f"{stem}.key")
     for path in (written.key, written.certificate):
         if path.exists() and not force:
@@ -212,22 +146,11 @@ def _write(folder: Path, stem: str, certificate: x509.Certificate, key: Elliptic
     return written
 
 
-def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
 def _subject(common_name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
 def _general_name(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(name.removeprefix("[").removesuffix("]")))
     except ValueError:
@@ -240,8 +163,6 @@ def _general_name(name: str) -> x509.GeneralName:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, now: float, days: int
 ) -> x509.CertificateBuilder:
-    from cryptography import x509
-
     begins = datetime.fromtimestamp(now - BACKDATE_S, UTC)
     builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
@@ -250,8 +171,6 @@ def _builder(
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -263,9 +182,3 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _signed(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())

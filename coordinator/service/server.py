@@ -22,13 +22,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
 from coordinator.service.access import Access
-from coordinator.service.admin_api import AdminApi, Administrator
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Identity
 from coordinator.service.device_api import Caller, DeviceApi
 from coordinator.service.instruments import MeasuredRpcs
 from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
-from coordinator.service.tls import ServerCertificates
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.address import Address, parse_address
 from edge.rpc.v1 import admin_pb2, credential_pb2, device_pb2
@@ -56,7 +55,7 @@ class Listener:
         allow_remote: bool,
     ) -> None:
         places = Turnstile("requests run", MAX_ADMIN_REQUESTS)
-        renewing: Boundary[Identity] = replace(boundary, caller_of=lambda identity, context: identity, requests=places)
+        renewing: Boundary[Identity] = replace(boundary, caller_of=the_identity, requests=places)
         self._name = service.full_name
         self._handlers = (
             bind(service, api, boundary, LASTING),
@@ -114,26 +113,18 @@ class Listener:
             _require_free(address)
         try:
             with _private_files():
-                port = self._listen(str(address), certificates)
+                if certificates is None:
+                    port = self._server.add_insecure_port(str(address))
+                else:
+                    port = self._server.add_secure_port(str(address), certificates.credentials())
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {address}: is another process using it?") from error
         if not address.path:
             return str(Address(host=address.host, port=port))
-        self._own_socket(Path(address.path))
-        return str(address)
-
-    def _listen(self, address: str, certificates: ServerCertificates | None) -> int:
-        bound: int = (
-            self._server.add_insecure_port(address)
-            if certificates is None
-            else self._server.add_secure_port(address, certificates.credentials())
-        )
-        return bound
-
-    def _own_socket(self, path: Path) -> None:
-        """Only this user may connect; the file goes away with the server."""
-        path.chmod(0o600)
+        path = Path(address.path)
+        path.chmod(0o600)  # only this user may connect
         self._sockets.callback(lambda: path.unlink(missing_ok=True))
+        return str(address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +159,7 @@ class CoordinatorServer:
         self._admins: Listener | None = None
         if admin is not None:
             places = (Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS))
-            desk = Boundary(admin.security.access, administrator, *places, service.max_message_bytes, **measure)
+            desk = Boundary(admin.security.access, the_identity, *places, service.max_message_bytes, **measure)
             self._admins = Listener(ADMIN_SERVICE, admin.api, desk, service, admin.security, allow_remote=False)
 
     async def start(self) -> tuple[str, ...]:
@@ -201,9 +192,9 @@ def device_caller(identity: Identity, context: Any) -> Caller:
     return Caller(identity.device, context.time_remaining(), identity.tasks)
 
 
-def administrator(identity: Identity, context: Any) -> Administrator:
-    """Who calls, for an administrator's handlers."""
-    return Administrator(identity.device)
+def the_identity(identity: Identity, context: Any) -> Identity:
+    """Who calls, for other handlers."""
+    return identity
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CoordinatorConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms
-from coordinator.service.instruments import MeasuredRpcs, MeasuredStore, measured_provider
+from coordinator.ledger.accounts import UNITS, BudgetRow, BudgetTerms, scope_of
+from coordinator.service.instruments import MeasuredProvider, MeasuredRpcs, MeasuredStore
 from coordinator.service.metrics import (
     CONTENT_TYPE,
     BudgetGauge,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from coordinator.service.tls import Handshakes
 
 LAG_EVERY_S = 0.5
-UNITS = ("calls", "tokens", "uusd")
 METRICS_ROLES = frozenset({"metrics", "admin"})
 
 
@@ -69,11 +68,12 @@ class Telemetry:
 
     def upstreams(self, upstreams: Mapping[str, Upstream]) -> dict[str, Upstream]:
         """The upstreams, their providers measured."""
-        time, tracing = self._clock.monotonic, self.tracing
-        return {
-            alias: replace(upstream, provider=measured_provider(upstream.provider, alias, self.meters, time, tracing))
-            for alias, upstream in upstreams.items()
-        }
+
+        def measured(alias: str, upstream: Upstream) -> Upstream:
+            provider: Any = MeasuredProvider(upstream.provider, alias, self.meters, self._clock.monotonic, self.tracing)
+            return replace(upstream, provider=provider)
+
+        return {alias: measured(alias, upstream) for alias, upstream in upstreams.items()}
 
     async def aclose(self) -> None:
         """Send the traces that are left."""
@@ -127,10 +127,8 @@ class Telemetry:
         async def budgets(pairs: Any) -> Any:
             return await budgets_now(sources.store, sources.book, pairs, self._clock.now())
 
-        curves = Curves(sources.store.read_journal)
-        return console_routes(
-            Console(sources.admin, lambda: self.gauges(sources), budgets, curves, self.refusals, self._clock, __version__)
-        )
+        curves = Curves(sources.store.read_journal, sources.store.last_entry)
+        return console_routes(Console(sources.admin, budgets, curves, self.refusals, self._clock, __version__))
 
     async def exposition(self, sources: Sources) -> bytes:
         """The metrics as text. A ledger that does not answer costs the budgets' series, not the rest."""
@@ -174,11 +172,6 @@ async def budgets_now(
         return await budgets_now(store, book, pairs, now)
     rows = zip(view.budgets, wanted, strict=True)
     return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))
-
-
-def scope_of(key: str) -> str:
-    """The scope that a budget's key names."""
-    return key.split("@")[0].split("[")[0]
 
 
 def _gauges(row: BudgetRow, terms: BudgetTerms, device: str, task: str) -> list[BudgetGauge]:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.config import AuthConfig
-from coordinator.service.pki import write_private
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
+from edge.core.files import write_atomically
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_LIFE_S = 900
 MAX_SKEW_S = 60
@@ -146,7 +146,7 @@ class TokenStore:
         self._put("holders.json", [asdict(rows[key]) for key in sorted(rows)])
 
     def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
-        write_private(self.folder / name, json.dumps(rows, indent=1).encode(), force=True)
+        write_atomically(self.folder / name, json.dumps(rows, indent=1).encode(), mode=0o600)
         self._fresh_until.clear()
 
     def _cached(self, name: str, decode: Any) -> Any:
@@ -269,8 +269,12 @@ class Tokens:
         digest = _digest(token)
         claims = self._known.get(digest)
         if claims is None:
-            claims = self._signed_claims(token)
-            self._remember(digest, claims)
+            if len(token) > MAX_TOKEN_CHARS:
+                raise _refusal("the token is too long", "MALFORMED")
+            key = self._verifying_key(_kid_of(token), self._clock.now())
+            claims = self._known[digest] = _verified(token, key, self._auth.audience)
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
         self.require_current(claims)
         return claims
 
@@ -291,25 +295,14 @@ class Tokens:
         if epoch != _readable(lambda: self._store.epoch_of(role, name)):
             raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
-    def _signed_claims(self, token: str) -> Claims:
-        if len(token) > MAX_TOKEN_CHARS:
-            raise _refusal("the token is too long", "MALFORMED")
-        key = self._verifying_key(_kid_of(token), self._clock.now())
-        return _verified(token, key, self._auth.audience)
-
     def _verifying_key(self, kid: str, now: float) -> SigningKey:
         """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
         for _ in range(2):
-            key = _key_of(kid, _readable(self._store.signing_keys))
-            if key is not None and _may_verify(key, now):
-                return key
+            for key in _readable(self._store.signing_keys):
+                if key.kid == kid and (key.ends_at is None or now < key.ends_at):
+                    return key
             self._store.read_again()
-        raise _unknown_key()
-
-    def _remember(self, digest: bytes, claims: Claims) -> None:
-        self._known[digest] = claims
-        if len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        raise _refusal("the token is signed with an unknown key", "UNKNOWN_KEY", hint=ISSUE_ANEW)
 
     def _signed(self, claims: Claims) -> str:
         import jwt
@@ -341,10 +334,6 @@ def _readable(read: Callable[[], T]) -> T:
         ) from error
 
 
-def _unknown_key() -> Unauthenticated:
-    return _refusal("the token is signed with an unknown key", "UNKNOWN_KEY", hint=ISSUE_ANEW)
-
-
 def _verified(token: str, key: SigningKey, audience: str) -> Claims:
     """The claims of a token with a good signature, issuer, audience and shape; times are not compared with now."""
     import jwt
@@ -354,7 +343,7 @@ def _verified(token: str, key: SigningKey, audience: str) -> Claims:
     try:
         data = jwt.decode(
             token,
-            _public(key),
+            _private(key).public_key(),
             algorithms=[ALGORITHM],
             audience=audience,
             issuer=ISSUER,
@@ -391,14 +380,6 @@ def _kid_of(token: str) -> str:
     return str(header.get("kid", ""))
 
 
-def _key_of(kid: str, keys: Sequence[SigningKey]) -> SigningKey | None:
-    return next((key for key in keys if key.kid == kid), None)
-
-
-def _may_verify(key: SigningKey | None, now: float) -> bool:
-    return key is not None and (key.ends_at is None or now < key.ends_at)
-
-
 def _digest(token: str) -> bytes:
     """Tokens are looked up by digest, so that no comparison's time reveals anything of a token."""
     return hashlib.sha256(token.encode()).digest()
@@ -416,10 +397,6 @@ def _private(key: SigningKey) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key.private))
-
-
-def _public(key: SigningKey) -> Ed25519PublicKey:
-    return _private(key).public_key()
 
 
 def _refusal(message: str, cause: str, hint: str = "") -> Unauthenticated:

@@ -88,6 +88,11 @@ class BatchedBackend:
             return PromptGroup(ids, ())
         return await self._run(Request(ids, sampling, seeds, priority))
 
+    async def sample_ids(self, ids: Sequence[int], sampling: Sampling, seed: int) -> PromptGroup:
+        """Sample one response to a prompt that was read before (`prompt_ids`), as a raw text's continuation that nobody watches."""
+        _check_sampling(sampling)
+        return await self._run(Request(ids, sampling, [seed], Priority.TEXTS))
+
     async def stream(
         self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
     ) -> AsyncIterator[TextDelta]:
@@ -100,7 +105,7 @@ class BatchedBackend:
             async for delta in deltas:
                 yield delta
 
-    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
+    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncGenerator[TextDelta, None]:
         """Stream the continuation of a raw prompt; see `InferenceBackend`."""
         _check_sampling(sampling)
         ids = await self._raw_ids(prompt)

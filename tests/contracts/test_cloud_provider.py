@@ -13,28 +13,43 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
+from coordinator.config import UpstreamConfig
 from coordinator.providers.bundled import BundledProvider
-from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.types import Message
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.faulty_provider import FaultRates, FaultyProvider
-from tests.scripted_provider import ScriptedAnswer, ScriptedProvider
+from tests.scripted_provider import ScriptedAnswer, ScriptedProvider, record
 from tests.service import anthropic_traffic as traffic
 from tests.service.in_process import TOOLS
-from tests.service.upstream_server import answers, completion, delta, in_turn, running_upstream, sends, tool_answer, tool_stream
+from tests.service.upstream_server import (
+    answers,
+    completion,
+    delta,
+    in_turn,
+    openai_provider,
+    running_upstream,
+    sends,
+    tool_answer,
+    tool_stream,
+)
 
 TOOL_CALLS = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}]
 TOOL_ANSWER = tool_answer(TOOL_CALLS)
 TOOL_STREAM = tool_stream(TOOL_CALLS)
 Opener = Callable[[Path], AbstractAsyncContextManager[CloudProvider]]
 _keys = itertools.count()
+HOW_MUCH = "How much is 6 times 7?"
+PROMPTS = ("", "x", "Wörter " * 30)
 
 
-def asks(content: str = "How much is 6 times 7?", deadline_s: float = 30.0) -> ProviderRequest:
+def asks(content: str = HOW_MUCH, deadline_s: float = 30.0) -> ProviderRequest:
     return ProviderRequest((Message("user", content),), "m", 12, 0.0, deadline_s, f"d1|k{next(_keys)}|1")
+
+
+def wants_tools() -> ProviderRequest:
+    return replace(asks(), openai_json=TOOLS)
 
 
 def forty_two(request: ProviderRequest) -> ScriptedAnswer:
@@ -50,12 +65,15 @@ async def scripted(folder: Path) -> AsyncIterator[CloudProvider]:
 
 @asynccontextmanager
 async def recorded(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield RecordedProvider(folder / "cassette.jsonl", ScriptedProvider(forty_two))
+    source = ScriptedProvider(forty_two)
+    for request in (*map(asks, (HOW_MUCH, *PROMPTS, "to be cancelled")), wants_tools()):
+        await record(folder / "cassette.jsonl", request, source)
+    yield RecordedProvider(UpstreamConfig(provider="recorded", path=str(folder / "cassette.jsonl")), "test")
 
 
 @asynccontextmanager
 async def bundled(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield BundledProvider(path=write_tiny_model(folder / "tiny.gguf").path, rows=4)
+    yield BundledProvider(UpstreamConfig(path=str(write_tiny_model(folder / "tiny.gguf").path), max_concurrency=4), "test")
 
 
 @asynccontextmanager
@@ -70,7 +88,7 @@ async def openai_compatible(folder: Path) -> AsyncIterator[CloudProvider]:
         return await in_turn(answers(completion()))(request)
 
     async with running_upstream(behave) as upstream:
-        yield OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url))
+        yield openai_provider(upstream.base_url)
 
 
 @asynccontextmanager
@@ -82,7 +100,7 @@ async def anthropic(folder: Path) -> AsyncIterator[CloudProvider]:
         return [0.05, *(traffic.streamed(*stream) if body["stream"] else traffic.response("200 OK", whole))]
 
     async with traffic.playing(choose=choose) as upstream:
-        yield AnthropicProvider(AnthropicEndpoint(upstream.base_url))
+        yield traffic.anthropic_provider(upstream.base_url)
 
 
 @asynccontextmanager
@@ -120,13 +138,14 @@ async def test_a_stream_says_in_pieces_what_its_result_says_as_a_whole(provider:
 
 
 async def test_the_input_bound_is_never_below_what_is_billed(provider: CloudProvider) -> None:
-    for content in ("", "x", "Wörter " * 30):
+    for content in PROMPTS:
         request = asks(content)
         bound = provider.input_token_bound(request)
         usage = (await provider.complete(request)).usage
         assert usage is None or usage.input_tokens <= bound
 
 
+@pytest.mark.parametrize("provider", [scripted, bundled, openai_compatible, anthropic, faulty], indirect=True)
 async def test_the_deadline_ends_a_call_that_takes_longer(provider: CloudProvider) -> None:
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks("deadline", deadline_s=1e-6))
@@ -156,10 +175,6 @@ async def test_a_closed_engine_or_connection_is_not_opened_again(provider: Cloud
     assert (failed.value.kind, failed.value.executed) == ("closed", False)
 
 
-def wants_tools() -> ProviderRequest:
-    return replace(asks(), openai_json=TOOLS)
-
-
 @pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
 async def test_calls_of_tools_come_back_in_openais_form_whole_and_streamed(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == ""
@@ -174,7 +189,7 @@ async def test_calls_of_tools_come_back_in_openais_form_whole_and_streamed(provi
 
 @pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
 async def test_openai_fields_raise_the_input_bound_by_their_bytes_at_least(provider: CloudProvider) -> None:
-    request = wants_tools()
+    request = replace(asks("not asked before"), openai_json=TOOLS)
     long = replace(request, openai_json=json.dumps({"messages": [{"role": "user", "content": "w" * 5000}]}))
     plain = provider.input_token_bound(replace(request, openai_json=""))
     assert provider.input_token_bound(request) >= plain + len(TOOLS) // 2

@@ -183,7 +183,7 @@ async def test_a_lease_that_ends_leaves_the_call_in_doubt_charged_at_the_hold(st
     await store.reserve(reserve_request("k2", lease_until=NOW + 600.0))
     assert await store.sweep(NOW + 59.0) == ()
     swept = await store.sweep(NOW + 61.0)
-    assert [attempt.key for attempt in swept] == ["k1"]
+    assert [each.attempt.key for each in swept] == ["k1"]
     assert await fleet(store) == (HOLD, HOLD)
     await store.doubt("d1", "k2", 1, "cut", NOW)
     assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "doubt is charged at the hold at once"
@@ -485,6 +485,7 @@ async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:
     assert [entry.kind for entry in entries] == ["epoch", "limits", "task", "reserve", "completed"]
     assert not any("a secret answer" in entry.body for entry in entries)
     assert await store.read_journal(3, 1) == entries[3:4]
+    assert await store.last_entry() == entries[-1].seq
 
 
 async def test_any_character_of_a_name_or_an_answer_comes_back_as_it_was(store: LedgerStore) -> None:

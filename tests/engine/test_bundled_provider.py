@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import UpstreamConfig
 from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
@@ -24,10 +25,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def provider(model_path: Path) -> AsyncIterator[BundledProvider]:
-    provider = BundledProvider(path=model_path, rows=6)
+    provider = bundled(model_path, 6)
     await provider.start()
     yield provider
     await provider.aclose()
+
+
+def bundled(path: Path, rows: int) -> BundledProvider:
+    return BundledProvider(UpstreamConfig(path=str(path), max_concurrency=rows), "test")
 
 
 def asks(content: str, *, key: str = "d1|k|1", **changes: object) -> ProviderRequest:
@@ -46,7 +51,7 @@ async def test_an_answer_does_not_depend_on_its_company(provider: BundledProvide
     assert together == alone
     assert len({result.text for result in alone}) > 12
     for rows in (1, 4096):  # one at a time, and more than llama.cpp has
-        other = BundledProvider(path=model_path, rows=rows)
+        other = bundled(model_path, rows)
         assert [await other.complete(request) for request in requests[:3]] == alone[:3]
         await other.aclose()
 
@@ -108,7 +113,7 @@ async def test_cancelled_calls_free_their_rows(provider: BundledProvider) -> Non
 
 
 async def test_closing_while_calls_run_ends_them(model_path: Path) -> None:
-    provider = BundledProvider(path=model_path, rows=2)
+    provider = bundled(model_path, 2)
     await provider.start()
     running = [asyncio.create_task(provider.complete(asks("go on", max_output_tokens=450))) for _ in range(5)]
     await asyncio.sleep(0.02)
@@ -120,7 +125,7 @@ async def test_closing_while_calls_run_ends_them(model_path: Path) -> None:
 async def test_a_template_that_refuses_a_conversation_executes_nothing(tmp_path: Path) -> None:
     template = "{{ raise_exception('no system turns') if messages[0]['role'] == 'system' }}x"
     path = write_tiny_model(tmp_path / "m.gguf", chat_template=template).path
-    provider = BundledProvider(path=path, rows=1)
+    provider = bundled(path, 1)
     with pytest.raises(ProviderError, match="no system turns") as failed:
         await provider.complete(asks("", messages=(Message("system", "x"),)))
     assert (failed.value.kind, failed.value.executed) == ("bad_request", False)

@@ -12,6 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.config import UpstreamConfig
+from coordinator.providers.anthropic import AnthropicProvider
+from coordinator.providers.http import HttpLimits
+
 CUT = "cut"
 HANG = "hang"
 Part = bytes | float | str
@@ -55,6 +59,13 @@ async def playing(*recordings: Recording, choose: Callable[[dict[str, Any]], Rec
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+
+
+def anthropic_provider(base_url: str, key: str = "", *, limits: HttpLimits | None = None, **settings: Any) -> AnthropicProvider:
+    """A provider that asks the server there; `key` is in the variable TEST_KEY ("": it needs none)."""
+    api_key = {"api_key_env": "TEST_KEY"} if key else {}
+    config = UpstreamConfig(provider="anthropic", base_url=base_url, **api_key, **settings)
+    return AnthropicProvider(config, "test", limits=limits, environ={"TEST_KEY": key})
 
 
 async def _read_request(reader: asyncio.StreamReader, traffic: Traffic) -> dict[str, Any]:

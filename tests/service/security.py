@@ -11,7 +11,8 @@ from typing import Any
 
 from coordinator.app import Coordinator
 from coordinator.config import AuthConfig
-from coordinator.service.pki import Authority, Holder, Written
+from coordinator.service.holders import Holder
+from coordinator.service.pki import Authority, Written
 from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile

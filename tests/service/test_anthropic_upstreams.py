@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
+from coordinator.config import UpstreamConfig
+from coordinator.providers.anthropic import AnthropicProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
@@ -25,6 +26,7 @@ from tests.service.anthropic_traffic import (
     WHOLE_STREAM,
     Recording,
     Traffic,
+    anthropic_provider,
     ending,
     event,
     failure,
@@ -43,8 +45,7 @@ OK = response("200 OK", message())
 @asynccontextmanager
 async def provider_for(*recordings: Recording, **settings: Any) -> AsyncIterator[tuple[AnthropicProvider, Traffic]]:
     async with playing(*recordings) as traffic:
-        endpoint = AnthropicEndpoint(traffic.base_url, api_key_env="TEST_KEY", **settings)
-        provider = AnthropicProvider(endpoint, name="test", environ={"TEST_KEY": API_KEY})
+        provider = anthropic_provider(traffic.base_url, API_KEY, **settings)
         await provider.start()
         try:
             yield provider, traffic
@@ -265,6 +266,6 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(caplog: pytest.L
 
 
 async def test_a_missing_key_is_told_at_the_start() -> None:
-    provider = AnthropicProvider(AnthropicEndpoint(api_key_env="NO_KEY"), environ={})
+    provider = AnthropicProvider(UpstreamConfig(provider="anthropic", api_key_env="NO_KEY"), "test", environ={})
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
         await provider.start()

@@ -10,11 +10,19 @@ import pytest
 
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.http import HttpLimits
-from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
 from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.service.in_process import TOOLS, call, connected, running_coordinator
-from tests.service.upstream_server import Behaviour, answers, completion, disconnects, hangs, running_upstream, sends
+from tests.service.upstream_server import (
+    Behaviour,
+    answers,
+    completion,
+    disconnects,
+    hangs,
+    openai_provider,
+    running_upstream,
+    sends,
+)
 
 README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(encoding="utf-8")
 
@@ -51,8 +59,7 @@ async def test_every_fault_ends_as_the_table_of_failures_says(
     _, told, shown, cost, _ = row_with(row)
     store: Any = MemoryLedgerStore()
     async with running_upstream(behaviour) as upstream:
-        endpoint = OpenAIEndpoint(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
-        provider: Any = OpenAICompatibleProvider(endpoint, name="test", environ={})
+        provider: Any = openai_provider(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
         async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, max_retries=0) as client:
             reason = "the answer"
             try:

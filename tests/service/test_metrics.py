@@ -7,8 +7,10 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from coordinator.ledger.accounts import Amount
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError
+from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
@@ -16,6 +18,7 @@ from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.metrics_page import get, scraped, scraped_after, value
 from tests.service.security import SecureFleet
+from tests.unit.ledger_requests import NOW, reserve_request
 
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
@@ -76,6 +79,15 @@ async def test_an_open_hold_is_shown_and_goes_when_it_is_settled(tmp_path) -> No
         held.release.set()
         await asking
         assert value(await scraped(it.serving.metrics_url), "holds_open") == 0
+
+
+async def test_a_hold_that_a_sweep_charges_is_counted_like_any_other_in_doubt() -> None:
+    meters = Meters()
+    store = MeasuredStore(MemoryLedgerStore(NOW), meters, lambda: 0.0, None)
+    await store.reserve(reserve_request(hold=Amount(1, 100, 900)))
+    assert list(meters.holds_uusd.values()) == [900]
+    await store.sweep(NOW + 1000.0)
+    assert (meters.holds_uusd, meters.doubt_uusd, sum(meters.charged_uusd.values())) == ({}, 900, 900)
 
 
 async def test_steps_show_their_rate_their_price_and_what_is_left_of_a_budget(tmp_path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
+from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.types import Message
 from tests.service.real_servers import API_KEY, MODEL, RealServer, litellm_proxy, llama_server
-from tests.service.upstream_server import provider_request
+from tests.service.upstream_server import openai_provider, provider_request
 
 MISSING = [
     name for name in ("uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings") if find_spec(name) is None
@@ -43,7 +43,7 @@ def server(request: pytest.FixtureRequest) -> RealServer:
 
 @asynccontextmanager
 async def provider_of(server: RealServer, key: str = API_KEY, **settings: Any) -> AsyncIterator[OpenAICompatibleProvider]:
-    provider = OpenAICompatibleProvider(OpenAIEndpoint(server.base_url, api_key_env="KEY", **settings), environ={"KEY": key})
+    provider = openai_provider(server.base_url, key, **settings)
     try:
         yield provider
     finally:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from coordinator.config import UpstreamConfig
 from coordinator.providers.http import HttpLimits, retry_after_s
 from coordinator.providers.openai_compatible import (
     OpenAICompatibleProvider,
-    OpenAIEndpoint,
 )
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
@@ -31,6 +31,7 @@ from tests.service.upstream_server import (
     disconnects,
     event,
     hangs,
+    openai_provider,
     provider_request,
     running_upstream,
     sends,
@@ -45,8 +46,7 @@ USAGE = event(choices=[], usage={"prompt_tokens": 12, "completion_tokens": 3})
 @asynccontextmanager
 async def provider_for(behaviour: Behaviour, **settings: Any) -> AsyncIterator[tuple[OpenAICompatibleProvider, Upstream]]:
     async with running_upstream(behaviour) as upstream:
-        endpoint = OpenAIEndpoint(upstream.base_url, api_key_env="TEST_KEY", **settings)
-        provider = OpenAICompatibleProvider(endpoint, name="test", environ={"TEST_KEY": API_KEY})
+        provider = openai_provider(upstream.base_url, API_KEY, **settings)
         await provider.start()
         try:
             yield provider, upstream
@@ -233,7 +233,7 @@ async def test_a_refused_connection_was_not_executed() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(base_url))
+        provider = openai_provider(base_url)
         with pytest.raises(ProviderError) as failed:
             await provider.complete(provider_request())
         await provider.aclose()
@@ -241,7 +241,7 @@ async def test_a_refused_connection_was_not_executed() -> None:
 
 
 async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
-    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://no-such-host.invalid/v1"))
+    provider = openai_provider("https://no-such-host.invalid/v1")
     with pytest.raises(ProviderError) as failed:
         await provider.complete(provider_request())
     await provider.aclose()
@@ -250,7 +250,7 @@ async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
 
 async def test_a_server_that_speaks_no_tls_was_not_asked() -> None:
     async with running_upstream(answers(completion())) as upstream:
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url.replace("http:", "https:")))
+        provider = openai_provider(upstream.base_url.replace("http:", "https:"))
         with pytest.raises(ProviderError) as failed:
             await provider.complete(provider_request())
         await provider.aclose()
@@ -262,7 +262,7 @@ async def test_a_server_that_never_accepts_runs_into_the_deadline_without_being_
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         fillers = [_connecting(silent) for _ in range(4)]  # fill the queue of connections nobody accepts
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1"))
+        provider = openai_provider(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
         with pytest.raises(ProviderError) as failed:
             await provider.complete(provider_request(deadline_s=0.4))
         await provider.aclose()
@@ -362,16 +362,17 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(behaviour: Behav
 
 @pytest.mark.parametrize(
     "base_url",
-    ["", "api.openai.com/v1", "ftp://h/v1", "https://u:p@h/v1", "https://h/v1?key=1", "https://h:x/v1", "http://h/v1"],
+    ["api.openai.com/v1", "ftp://h/v1", "https://u:p@h/v1", "https://h/v1?key=1", "https://h:x/v1", "http://h/v1"],
 )
 def test_a_base_url_that_cannot_be_used_is_refused_at_once(base_url: str) -> None:
     with pytest.raises(ConfigError):
-        OpenAICompatibleProvider(OpenAIEndpoint(base_url))
+        openai_provider(base_url)
 
 
 @pytest.mark.parametrize(("environ", "message"), [({}, "is not set"), ({"KEY": "a\nb"}, "cannot be sent")])
 async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(environ: dict[str, str], message: str) -> None:
-    provider = OpenAICompatibleProvider(OpenAIEndpoint("https://h/v1", api_key_env="KEY"), environ=environ)
+    config = UpstreamConfig(provider="openai_compatible", base_url="https://h/v1", api_key_env="KEY")
+    provider = OpenAICompatibleProvider(config, "test", environ=environ)
     with pytest.raises(ConfigError, match=message) as refused:
         await provider.start()
     assert "a\nb" not in str(refused.value)

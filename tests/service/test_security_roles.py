@@ -15,7 +15,8 @@ import edge.rpc.v1
 from coordinator.config import AuthConfig
 from coordinator.service.access import tasks_in
 from coordinator.service.authentication import SERVICES_OF_ROLE, Authenticator, CallFacts, FailureLimiter, Identity, authorize
-from coordinator.service.pki import Authority, CertificateFacts, Holder
+from coordinator.service.holders import Holder, holder_of
+from coordinator.service.pki import Authority
 from coordinator.service.tokens import ROLES, Tokens, TokenStore
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
@@ -166,15 +167,20 @@ def test_a_certificate_ends_on_time_even_on_a_connection_that_began_before(tmp_p
         ("edge://device/lamp?epoch=-1",),
         ("https://device/lamp?epoch=0",),
         ("edge://device/lamp?epoch=0", "edge://device/oven?epoch=0"),
+        ("edge://device/-lamp?epoch=0",),
     ],
 )
-def test_a_certificate_that_names_no_one_holder_is_nobody(tmp_path, monkeypatch, uris) -> None:
+def test_a_certificate_that_names_no_one_holder_is_nobody(uris: tuple[str, ...]) -> None:
+    assert holder_of(uris) is None
+
+
+def test_a_certificate_without_a_holder_is_refused(tmp_path) -> None:
     world = World(tmp_path)
-    ends = world.clock.now() + 60.0
-    ours = tuple(uri for uri in uris if uri.startswith("edge://"))
-    monkeypatch.setattr("coordinator.service.authentication.certificate_facts", lambda pem: CertificateFacts(ours, 0.0, ends))
+    authority = Authority(tmp_path)
+    authority.create(world.clock.now())
+    pem = authority.issue_server(["localhost"], world.clock.now()).certificate.read_bytes()
     with pytest.raises(Unauthenticated, match="names no device"):
-        world.caller(REMOTE, encrypted=True, certificate_pem=b"any")
+        world.caller(REMOTE, encrypted=True, certificate_pem=pem)
 
 
 def test_failures_of_one_peer_do_not_slow_down_another_and_are_forgotten_with_time(tmp_path) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from coordinator.cli import main
 from coordinator.config_secrets import read_secret
 from coordinator.redact import RedactingFilter, redacted
-from edge.config.secret_refs import SecretRef, parse_secret_ref
+from edge.config.secret_refs import parse_secret_ref
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
@@ -168,18 +168,18 @@ def test_the_secrets_module_reads_references_and_repeats_no_secret(tmp_path) -> 
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
-    assert read_secret(parse_secret_ref(f"file:{file}")) == KEY
-    assert read_secret(parse_secret_ref("env:K"), {"K": f" {KEY} "}) == KEY
+    assert read_secret(f"file:{file}", {}) == KEY
+    assert read_secret("K", {"K": f" {KEY} "}) == KEY
     for mode in (0o604, 0o622, 0o666, 0o610):
         file.chmod(mode)
         with pytest.raises(ConfigError, match="others can read or change it") as caught:
-            read_secret(SecretRef(path=str(file)))
+            read_secret(f"file:{file}", {})
         assert leaks(str(caught.value)) == []
     file.chmod(0o640)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640 and read_secret(SecretRef(path=str(file))) == KEY
-    for ref in ("env:NOT_SET", f"file:{tmp_path}/absent", f"file:{tmp_path}"):
-        with pytest.raises(ConfigError, match=r"the secret|regular"):
-            read_secret(parse_secret_ref(ref), {})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640 and read_secret(f"file:{file}", {}) == KEY
+    for name in ("NOT_SET", f"file:{tmp_path}/absent", f"file:{tmp_path}"):
+        with pytest.raises(ConfigError, match=r"not set|cannot be read|regular"):
+            read_secret(name, {})
     for plain in (KEY, "hunter2", "env:", "file:", f"env:{KEY}", "vault:x"):
         with pytest.raises(ValueError, match="env:NAME or file:/PATH") as refused:
             parse_secret_ref(plain)

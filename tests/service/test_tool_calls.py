@@ -14,8 +14,6 @@ from coordinator.calls.admission import Gate
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.anthropic import AnthropicEndpoint, AnthropicProvider
-from coordinator.providers.openai_compatible import OpenAICompatibleProvider, OpenAIEndpoint
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
 from tests.faulty_provider import FaultRates, FaultyProvider
@@ -27,6 +25,7 @@ from tests.service.upstream_server import (
     answers,
     completion,
     event,
+    openai_provider,
     provider_request,
     running_upstream,
     sends,
@@ -64,7 +63,7 @@ async def either(request: web.Request) -> web.StreamResponse:
 async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
     """A client, and the upstream behind its coordinator."""
     async with running_upstream(behaviour) as upstream:
-        provider: Any = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        provider: Any = openai_provider(upstream.base_url)
         async with running_coordinator(folder, provider, store=store), connected(folder) as client:
             yield client, upstream
 
@@ -128,7 +127,7 @@ def part(arguments: str, **more: Any) -> dict[str, Any]:
 async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
     events = [piece(tool_calls=[each]) for each in pieces]
     async with running_upstream(sends(*events, END)) as upstream:
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        provider = openai_provider(upstream.base_url)
         result = [delta async for delta in provider.stream(provider_request())][-1].result
         await provider.aclose()
     assert result is not None
@@ -141,7 +140,7 @@ async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: lis
 @pytest.mark.parametrize("calls", [5, ["x"], {"a": 1}], ids=repr)
 async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> None:
     async with running_upstream(answers(tool_answer(calls))) as upstream:
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        provider = openai_provider(upstream.base_url)
         with pytest.raises(ProviderError) as failed:
             await provider.complete(provider_request())
         await provider.aclose()
@@ -151,7 +150,7 @@ async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> 
 async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
     nested = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
     async with running_upstream(answers(nested)) as upstream:
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        provider = openai_provider(upstream.base_url)
         with pytest.raises(ProviderError) as failed:
             await provider.complete(provider_request())
         await provider.aclose()
@@ -162,14 +161,14 @@ async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
     async with running_upstream(answers(body)) as upstream:
-        provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
+        provider = openai_provider(upstream.base_url)
         assert json.loads((await provider.complete(provider_request())).beyond_text) == {"refusal": "no"}
         await provider.aclose()
 
 
 async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_for(tmp_path) -> None:
     async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
-        provider: Any = AnthropicProvider(AnthropicEndpoint(upstream.base_url), environ={})
+        provider: Any = traffic.anthropic_provider(upstream.base_url)
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
             told = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
             with pytest.raises(InvalidRequest, match="takes no response_format"):

@@ -11,6 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from coordinator.config import UpstreamConfig
+from coordinator.providers.http import HttpLimits
+from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderRequest
 from edge.core.types import Message
 
@@ -21,6 +24,15 @@ SECRET_PROMPT = "the secret prompt"
 def provider_request(deadline_s: float = 5.0, key: str = "d1|k1|1", content: str = SECRET_PROMPT) -> ProviderRequest:
     """A request as the broker makes it."""
     return ProviderRequest((Message("user", content),), "some-model", 64, 0.0, deadline_s, key)
+
+
+def openai_provider(
+    base_url: str, key: str = "", *, limits: HttpLimits | None = None, **settings: Any
+) -> OpenAICompatibleProvider:
+    """A provider that asks the server there; `key` is in the variable TEST_KEY ("": it needs none)."""
+    api_key = {"api_key_env": "TEST_KEY"} if key else {}
+    config = UpstreamConfig(provider="openai_compatible", base_url=base_url, **api_key, **settings)
+    return OpenAICompatibleProvider(config, "test", limits=limits, environ={"TEST_KEY": key})
 
 
 def completion(**changes: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from coordinator.console import curves as module
-from coordinator.console.curves import POINTS, TASKS_KEPT, Curves, journal_end
+from coordinator.console.curves import POINTS, TASKS_KEPT, Curves
 from coordinator.ledger.journal import JournalEntry
 
 
@@ -25,11 +25,11 @@ def reader(entries: list[JournalEntry]):
     return read
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 9, 1000, 1023, 1024, 1025])
-async def test_the_end_of_a_journal_is_found_with_few_reads(length: int) -> None:
-    read = reader([entry(seq, "epoch") for seq in range(1, length + 1)])
-    assert await journal_end(read) == length
-    assert len(read.reads) <= 2 * max(1, length).bit_length() + 2
+def curves_of(entries: list[JournalEntry]) -> Curves:
+    async def last_entry() -> int:
+        return entries[-1].seq if entries else 0
+
+    return Curves(reader(entries), last_entry)
 
 
 def closing(seq: int, device: str, step: int, helped: int, dual: float) -> JournalEntry:
@@ -41,7 +41,7 @@ async def test_a_price_is_the_mean_of_what_each_device_had_last() -> None:
     opened = [
         entry(seq, "open_step", device=device, task="math", target_rate=(0.3).hex()) for seq, device in ((1, "a"), (2, "b"))
     ]
-    curves = Curves(reader([*opened, closing(3, "a", 0, 2, 0.5), closing(4, "b", 0, 4, 0.7), closing(5, "a", 1, 0, 0.1)]))
+    curves = curves_of([*opened, closing(3, "a", 0, 2, 0.5), closing(4, "b", 0, 4, 0.7), closing(5, "a", 1, 0, 0.1)])
     assert await curves.catch_up()
     points = curves.tasks()["math"]
     assert [(point["assist_rate"], point["dual"]) for point in points] == [(0.2, 0.5), (0.4, 0.6), (0.0, pytest.approx(0.4))]
@@ -55,7 +55,7 @@ async def test_of_tasks_without_end_the_ones_that_closed_a_step_last_are_shown()
         return [opened, entry(seq + 1, "close_step", device="a", task=task, **closed)]
 
     names = ["math", *(f"t{number}" for number in range(TASKS_KEPT - 1)), "math", "t-last"]
-    curves = Curves(reader([each for place, name in enumerate(names) for each in of(name, 1 + 2 * place)]))
+    curves = curves_of([each for place, name in enumerate(names) for each in of(name, 1 + 2 * place)])
     assert await curves.catch_up()
     assert set(curves.tasks()) == set(names) - {"t0"}
     assert [point["target_rate"] for point in curves.tasks()["t-last"]] == [0.3]
@@ -63,7 +63,7 @@ async def test_of_tasks_without_end_the_ones_that_closed_a_step_last_are_shown()
 
 async def test_many_steps_become_few_points_and_lose_none() -> None:
     steps = 3 * POINTS + 7
-    curves = Curves(reader([closing(seq, "a", seq, 3, 0.5) for seq in range(1, steps + 1)]))
+    curves = curves_of([closing(seq, "a", seq, 3, 0.5) for seq in range(1, steps + 1)])
     await curves.catch_up()
     points = curves.tasks()["math"]
     assert len(points) <= POINTS and sum(point["steps"] for point in points) == steps
@@ -75,7 +75,7 @@ async def test_spend_adds_up_whatever_the_end_of_the_attempts_was_and_refunds_ad
     entries = [
         entry(seq, kind, 60_000 * seq, charge=[1, 2, 0 if kind == "refunded" else 10 * seq]) for seq, kind in enumerate(kinds, 1)
     ]
-    curves = Curves(reader(entries))
+    curves = curves_of(entries)
     await curves.catch_up()
     assert curves.spend() == [[60_000, 10], [120_000, 30], [180_000, 60]]
 
@@ -84,7 +84,7 @@ async def test_a_long_journal_is_read_over_several_looks_and_only_its_end(monkey
     monkeypatch.setattr(module, "PAGE", 10)
     monkeypatch.setattr(module, "PAGES_PER_READ", 2)
     monkeypatch.setattr(module, "BACKLOG", 50)
-    curves = Curves(reader([closing(seq, "a", seq, 5, 0.5) for seq in range(1, 101)]))
+    curves = curves_of([closing(seq, "a", seq, 5, 0.5) for seq in range(1, 101)])
     looks = [await curves.catch_up() for _ in range(3)]
     assert looks == [False, False, True]
     assert sum(point["steps"] for point in curves.tasks()["math"]) == 50

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.calls.prices import NEVER_PRICED, DatedPrices, Price, published_prices, read_price_file, why_unpriced
+from coordinator.calls.prices import NEVER_PRICED, DatedPrices, Price, published_prices, read_price_file
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 from tests.unit.prices import price_from
@@ -57,10 +57,10 @@ def test_the_price_file_names_its_day_and_source_and_only_whole_sensible_prices(
 
 def test_a_published_price_is_found_only_for_the_very_model_at_the_very_host() -> None:
     book = published_prices()
-    found = book.find("api.openai.com", "gpt-4o-mini")
+    found = book.tariffs.get(("api.openai.com", "gpt-4o-mini"))
     assert found is not None and found.at(seconds(2026, 1, 1)) == Price(150_000, 600_000)
-    assert book.find("api.openai.com", "gpt-4o-mini-x") is None
-    assert book.find("my-gateway.example", "gpt-4o-mini") is None
+    assert book.tariffs.get(("api.openai.com", "gpt-4o-mini-x")) is None
+    assert book.tariffs.get(("my-gateway.example", "gpt-4o-mini")) is None
 
 
 def test_a_price_that_has_ended_or_has_not_begun_is_none_and_says_so() -> None:
@@ -70,7 +70,7 @@ def test_a_price_that_has_ended_or_has_not_begun_is_none_and_says_so() -> None:
     assert prices.at(seconds(2026, 9, 1)) is None and "2026-08-31" in prices.why_none(seconds(2026, 9, 1))
     assert prices.at(seconds(2026, 5, 31)) is None and "2026-06-01" in prices.why_none(seconds(2026, 5, 31))
     assert prices.at(seconds(2026, 10, 1)) == Price(3, 4)
-    assert why_unpriced(None, 0.0) == NEVER_PRICED and why_unpriced(Price(1, 2), 0.0) == ""
+    assert DatedPrices(()).why_none(0.0) == NEVER_PRICED and Price(1, 2).why_none(0.0) == ""
 
 
 GOOD = "{from_day: 2026-01-01, in_uusd_per_mtok: 1, out_uusd_per_mtok: 2}"
@@ -96,7 +96,7 @@ def test_a_damaged_price_is_named_with_its_host_and_model(rows: str) -> None:
     def file(rows: str) -> str:
         return f"as_of: 2026-02-01\nsource: somewhere\nhosts: {{api.example: {{big: [{rows}]}}}}\n"
 
-    assert read_price_file(file(GOOD)).find("api.example", "big") is not None
+    assert ("api.example", "big") in read_price_file(file(GOOD)).tariffs
     with pytest.raises(ConfigError, match=r"prices\.yaml is damaged") as damaged:
         read_price_file(file(rows))
     assert "\n" not in str(damaged.value)

@@ -80,6 +80,7 @@ class Rows(Generic[Row]):
     ) -> None:
         """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` gets each row that is put, with the
         one before."""
+        self.table = table
         self._key_of = table.key_of
         self._read = read
         self._keep = keep
@@ -160,10 +161,6 @@ def _always(row: object, *parameters: object) -> bool:
     return True
 
 
-def _never(row: object) -> bool:
-    return False
-
-
 def _while_open(row: CallRow | AttemptRow | None) -> bool:
     """A call is asked for again when it ends; after that it would only fill memory."""
     return row is not None and row.state is CallState.DISPATCHED
@@ -224,18 +221,10 @@ class BufferedTables:
         self.prices = Rows(PRICE, partial(source.get, PRICE), _always, self._heed_price)
         self.price_members = Rows(PRICE_MEMBER, partial(source.get, PRICE_MEMBER), _always)
         self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always, self._heed_device)
-        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _never, self._heed_limits)
-        self._tables: dict[Table[Any], Rows[Any]] = {
-            BUDGET: self.budgets,
-            CALL: self.calls,
-            ATTEMPT: self.attempts,
-            STEP: self.steps,
-            TASK: self.tasks,
-            PRICE: self.prices,
-            PRICE_MEMBER: self.price_members,
-            DEVICE: self.devices,
-            SET_LIMITS: self.limits,
-        }
+        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always, self._heed_limits)
+        of_calls: tuple[Rows[Any], ...] = (self.budgets, self.calls, self.attempts)
+        of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
+        self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
         self._stored_limits: list[SetLimits] | None = None
         self._head = self._kept_head = source.journal_head()
         self._tried_entries: list[JournalEntry] = []

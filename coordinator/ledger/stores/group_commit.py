@@ -17,7 +17,7 @@ from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import Job, LedgerStore, NoAnswer
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.transitions import Ledger
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable
+from edge.core.errors import CoordinatorError
 
 log = logging.getLogger(__name__)
 CROWD, GATHER_S = 4, 0.002
@@ -96,7 +96,7 @@ class GroupCommitStore(LedgerStore):
     async def transact(self, work: Callable[[Ledger], T]) -> T:
         """Run one transaction now, and answer when what it wrote or read is durable."""
         if self._closed:
-            raise CoordinatorUnavailable("the ledger is closed", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
+            raise not_written("the ledger is closed")
         waiter = Job(work)
         if self._one_by_one:
             self._one_by_one.append(waiter)

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.ledger.accounts import UNITS
 from edge.core.errors import StateError
 
 if TYPE_CHECKING:
     import asyncpg
 
-_UNITS = ("calls", "tokens", "uusd")
 _FLOORS = "".join(
     f"""
 ALTER TABLE budget ADD COLUMN floor_{unit} INTEGER NOT NULL DEFAULT 0 CHECK (floor_{unit} >= 0);
 ALTER TABLE budget ADD COLUMN set_aside_{unit} INTEGER NOT NULL DEFAULT 0 CHECK (
   set_aside_{unit} >= 0 AND (limit_{unit} IS NULL OR committed_{unit} + reserved_{unit} + set_aside_{unit} <= limit_{unit}));
 """
-    for unit in _UNITS
+    for unit in UNITS
 )
 
 

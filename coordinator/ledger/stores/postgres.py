@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import asyncpg
 
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
@@ -36,10 +39,7 @@ from coordinator.ledger.stores.store import Job, LedgerStore, Operation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError
-
-if TYPE_CHECKING:
-    import asyncpg
+from edge.core.errors import CoordinatorError, StateError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +50,24 @@ _BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALU
 _JOIN = "INSERT INTO replica (name, lease_until) VALUES ($1, clock_timestamp() + make_interval(secs => $2)) RETURNING epoch"
 _FORGET = """DELETE FROM replica r WHERE r.lease_until < clock_timestamp() - interval '1 hour'
   AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.epoch = r.epoch AND a.state = 'dispatched')"""
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""What a database that is away, slow, full or broken raises."""
+_LOST_CONNECTION = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.OperatorInterventionError,
+    OSError,
+    TimeoutError,
+)
+"""After these nobody knows whether the statement was committed."""
+_REFUSALS = (
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.DataError,
+    asyncpg.ProgramLimitExceededError,
+    UnicodeError,
+    OverflowError,
+)
+"""What is the fault of one operation's content: a rule it breaks, or a value that cannot be encoded, kept or indexed."""
 # Every question of a batch is a handful of look-ups by key. A plan kept from when a table was small must not scan it once it is large.
 _POINT_LOOKUPS = dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mergejoin"), "off")
 
@@ -105,7 +123,7 @@ class PostgresLedgerStore(LedgerStore):
         store = cls(dsn, settings or PostgresSettings())
         try:
             await store._start(now)
-        except driver_errors() as error:
+        except DRIVER_ERRORS as error:
             await store.aclose()
             raise cannot_open(error) from error
         except BaseException:
@@ -121,7 +139,7 @@ class PostgresLedgerStore(LedgerStore):
     async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
         """Run one transaction."""
         if self._closed:
-            raise _unavailable("the ledger is closed")
+            raise not_written("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait(_Job(work, future, reach=reach))
         return await future
@@ -161,9 +179,9 @@ class PostgresLedgerStore(LedgerStore):
         connection, self._writing = self._writing, None
         if connection is None or connection.is_closed():
             return
-        with contextlib.suppress(*driver_errors()):
+        with contextlib.suppress(*DRIVER_ERRORS):
             await connection.execute("DELETE FROM replica WHERE epoch = $1", self._epoch)
-        with contextlib.suppress(*driver_errors()):
+        with contextlib.suppress(*DRIVER_ERRORS):
             await connection.close(timeout=self._settings.connect_timeout_s)
 
     # batches -------------------------------------------------------------------------------------------------------------------
@@ -191,10 +209,10 @@ class PostgresLedgerStore(LedgerStore):
         """Run and commit; on return every job has its value or its error."""
         try:
             await self._commit(jobs)
-        except _refusals() as error:
+        except _REFUSALS as error:
             await self._blame(jobs, error)
         except Exception as error:
-            if not isinstance(error, driver_errors()):
+            if not isinstance(error, DRIVER_ERRORS):
                 log.error("a batch of the ledger failed unexpectedly: %s", type(error).__name__)
             self._disconnect()
             self._writability.failed(_one_line(error))
@@ -216,7 +234,7 @@ class PostgresLedgerStore(LedgerStore):
         self._written = None
         try:
             await self._transaction(jobs)
-        except _lost_connection_errors():
+        except _LOST_CONNECTION:
             if self._written is None or not await self._was_committed(self._written):
                 raise
         if self._written is not None:
@@ -231,7 +249,8 @@ class PostgresLedgerStore(LedgerStore):
             await self._run(connection, jobs)
         except HeadMoved:
             self.conflicts += 1
-            async with _holding_the_head(connection):
+            async with connection.transaction():  # from here on no other writer can overtake
+                await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
                 await self._run(connection, jobs)
 
     async def _run(self, connection: asyncpg.Connection[Any], jobs: list[_Job]) -> None:
@@ -281,7 +300,7 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         if self._writing is None or self._writing.is_closed():
-            self._writing = await self._connect()
+            self._writing = await connect(self._dsn, self._settings, _POINT_LOOKUPS)
         return self._writing
 
     def _disconnect(self) -> None:
@@ -289,21 +308,18 @@ class PostgresLedgerStore(LedgerStore):
             self._writing.terminate()
             self._writing = None
 
-    async def _connect(self) -> asyncpg.Connection[Any]:
-        return await connect(self._dsn, self._settings, _POINT_LOOKUPS)
-
     # who lives, what changed ---------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
         """Renew this replica's lease, over a connection of its own: a long batch must not look like a death."""
         pause_s = self._settings.replica_lease_s / 3
         while True:
-            with contextlib.suppress(*driver_errors()):
+            with contextlib.suppress(*DRIVER_ERRORS):
                 await self._beat_while_connected(pause_s)
             await asyncio.sleep(min(1.0, pause_s))
 
     async def _beat_while_connected(self, pause_s: float) -> None:
-        connection = await self._connect()
+        connection = await connect(self._dsn, self._settings, _POINT_LOOKUPS)
         try:
             while True:
                 await connection.execute(_BEAT, self._epoch, self._settings.name, self._settings.replica_lease_s)
@@ -315,16 +331,16 @@ class PostgresLedgerStore(LedgerStore):
     async def _listen(self, ready: asyncio.Event) -> None:
         """Hand on what any replica wrote. After a gap everything may have changed."""
         while True:
-            with contextlib.suppress(*driver_errors()):
+            with contextlib.suppress(*DRIVER_ERRORS):
                 await self._listen_while_connected(ready)
             await asyncio.sleep(0.2)
 
     async def _listen_while_connected(self, ready: asyncio.Event) -> None:
-        connection = await self._connect()
+        connection = await connect(self._dsn, self._settings)
         gone = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: gone.set())
-            await connection.add_listener(CHANNEL, lambda *notice: self.feed.publish([_pair(str(notice[3]))]))
+            await connection.add_listener(CHANNEL, lambda *notice: self.feed.publish([tuple(json.loads(str(notice[3])))]))
             if ready.is_set():
                 self.feed.publish([EVERYTHING])
             ready.set()
@@ -336,18 +352,8 @@ class PostgresLedgerStore(LedgerStore):
             connection.terminate()
 
 
-@contextlib.asynccontextmanager
-async def _holding_the_head(connection: asyncpg.Connection[Any]) -> AsyncIterator[None]:
-    """A transaction that no other writer can overtake."""
-    async with connection.transaction():
-        await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
-        yield
-
-
 async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] | None = None) -> asyncpg.Connection[Any]:
     """A connection whose commits are durable and whose waits end, with `more` server settings. Raises what the driver raises."""
-    import asyncpg
-
     options = {
         "application_name": settings.name,
         "synchronous_commit": "on",
@@ -384,35 +390,6 @@ async def _require_schema(connection: asyncpg.Connection[Any]) -> None:
         log.info("the ledger's schema is now of version %d", len(LEDGER))
 
 
-def _pair(payload: str) -> tuple[str, str]:
-    import json
-
-    device, task = json.loads(payload)
-    return device, task
-
-
-def driver_errors() -> tuple[type[Exception], ...]:
-    """What a database that is away, slow, full or broken raises."""
-    import asyncpg
-
-    return (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-
-
-def _lost_connection_errors() -> tuple[type[Exception], ...]:
-    """After these nobody knows whether the statement was committed."""
-    import asyncpg
-
-    return (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.OperatorInterventionError, OSError, TimeoutError)
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    """What is the fault of one operation's content: a rule it breaks, or a value that cannot be encoded, kept or indexed."""
-    import asyncpg
-
-    broken_rules = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, asyncpg.ProgramLimitExceededError)
-    return (*broken_rules, UnicodeError, OverflowError)
-
-
 def cannot_open(error: Exception) -> StateError:
     """A driver's error as one line that says what to do."""
     hint = "check storage.dsn, the user's rights, and that the server is running"
@@ -422,7 +399,3 @@ def cannot_open(error: Exception) -> StateError:
 def _one_line(error: Exception) -> str:
     """An error's text without line breaks and without what a driver quotes of rows."""
     return " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
-
-
-def _unavailable(message: str) -> CoordinatorUnavailable:
-    return CoordinatorUnavailable(message, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

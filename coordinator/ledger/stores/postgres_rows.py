@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import asyncpg
 
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores import postgres
@@ -16,9 +18,6 @@ from coordinator.ledger.stores.migrations import LEDGER, postgres_version
 from coordinator.ledger.stores.postgres_statements import told
 from coordinator.ledger.tables import Table
 from edge.core.errors import StateError
-
-if TYPE_CHECKING:
-    import asyncpg
 
 Row = TypeVar("Row")
 PAGE = 2_000
@@ -34,7 +33,7 @@ def open_read_only(dsn: str) -> Iterator[PostgresRows]:
                 yield PostgresRows(runner, connection)
             finally:
                 runner.run(connection.close())
-        except postgres.driver_errors() as error:
+        except postgres.DRIVER_ERRORS as error:
             raise postgres.cannot_open(error) from error
 
 

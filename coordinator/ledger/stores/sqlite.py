@@ -69,9 +69,9 @@ class SqliteLedgerStore(GroupCommitStore):
             await store.begin(now)
         except BaseException as error:
             await disk.close(clean=False)  # who gets the error may try again immediately
-            if isinstance(error, Exception):
-                raise _as_state_error(disk.path, error) from error
-            raise
+            if isinstance(error, StateError) or not isinstance(error, Exception):
+                raise
+            raise cannot_open_file(disk.path, error) from error
         return store
 
     async def aclose(self) -> None:
@@ -164,7 +164,8 @@ class SqliteDisk:
     def _open(self) -> int:
         self._held.enter_context(exclusive_lock(self.path))
         _make_private(self.path)
-        has_wal = _has_content(self.path.with_name(f"{self.path.name}-wal"))  # reading a copy leaves an empty one
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        has_wal = wal.exists() and wal.stat().st_size > 0  # reading a copy leaves an empty one
         _prepare_file(self.path, self._settings)
         self._writing = connection = _connect(self.path, self._settings)
         self._inode = self.path.stat().st_ino
@@ -378,10 +379,6 @@ def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
 
 
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
 def _tell_of_a_copy(file: SqliteRows, path: Path) -> None:
     """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
     seq, _ = file.journal_head()
@@ -394,7 +391,3 @@ def _in_use(path: Path, lock: IO[str]) -> str:
     lock.seek(0)
     owner = lock.read(20).strip()
     return f"ledger {path} is in use by another process" + (f" ({owner})" if owner.isdigit() else "")
-
-
-def _as_state_error(path: Path, error: Exception) -> StateError:
-    return error if isinstance(error, StateError) else cannot_open_file(path, error)

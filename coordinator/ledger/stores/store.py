@@ -138,3 +138,4 @@ class LedgerStore:
     leave_idle_prices = Operation(Ledger.leave_idle_prices)
     purge_results = Operation(Ledger.purge_results)
     read_journal = Operation(Ledger.read_journal)
+    last_entry = Operation(Ledger.last_entry)

@@ -69,6 +69,6 @@ def advice(error: Exception, *, reading: bool = False) -> str:
     return CHECK_RIGHTS
 
 
-def not_written() -> CoordinatorUnavailable:
+def not_written(why: str = "the ledger cannot be written") -> CoordinatorUnavailable:
     """What a device receives whose operation could not be written."""
-    return CoordinatorUnavailable("the ledger cannot be written", reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
+    return CoordinatorUnavailable(why, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

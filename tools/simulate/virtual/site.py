@@ -6,8 +6,9 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from coordinator.calls.admission import Gate, Turnstile
 from coordinator.calls.broker import Broker
@@ -22,13 +23,13 @@ from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.verify import VerifyReport, verify
 from coordinator.providers.provider import CloudProvider
 from coordinator.service.access import Access
-from coordinator.service.admin_api import AdminApi, AdminDesk
+from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Authenticator, FailureLimiter
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier, notify_changes
 from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
 from coordinator.service.reload import Changeable, apply_config
-from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, administrator, device_caller
+from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, device_caller, the_identity
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
@@ -131,20 +132,6 @@ class Site:
         if self._host is not None and self._store is not None:
             self._host.spawn(_unless_unwritable(write(self._store)), "another replica's write")
 
-    def _desk(self, store: DiskStore, book: BudgetBook) -> AdminDesk:
-        async def limits() -> BudgetBook:
-            book.learn(await store.list_set_limits())
-            return book
-
-        async def set_limits(scope: str, changes: dict[str, Any]) -> BudgetBook:
-            book.learn(await store.set_limits(scope, changes, self._clock.now()))
-            return book
-
-        async def verified() -> VerifyReport:
-            return await store.transact(lambda ledger: verify(ledger.tables))  # type: ignore[arg-type]
-
-        return AdminDesk(limits, set_limits, verified, self._drain_and_restart)
-
     def _drain_and_restart(self, grace_s: float | None) -> None:
         """What an administrator's word does, with a service manager that starts the process again."""
         host, draining = self._host, self.stop(DRAIN_GRACE_S if grace_s is None else grace_s)
@@ -182,7 +169,17 @@ class Site:
         broker = Broker(store, table, controller, book, self._clock, service, limiter)
         api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, service=service)
         tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock)
-        admin = AdminApi(store, broker, fleet, table, self._desk(store, book), tokens, self._clock)
+        admin = AdminApi(
+            store,
+            broker,
+            fleet,
+            table,
+            book,
+            tokens,
+            self._clock,
+            verify=partial(_verified, store),
+            drain=self._drain_and_restart,
+        )
         upkeep = Upkeep(store, book, config, self._clock, fleet)
         streams = Turnstile("streams are open", self._max_streams)
         boundary = Boundary(self._access("device"), device_caller, api.requests, streams, service.max_message_bytes)
@@ -195,7 +192,7 @@ class Site:
 
     def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:
         requests, streams = Turnstile("requests run", 64), Turnstile("streams are open", 64)
-        boundary = Boundary(self._access("admin"), administrator, requests, streams, self.config.service.max_message_bytes)
+        boundary = Boundary(self._access("admin"), the_identity, requests, streams, self.config.service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self._network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(ADMIN_SERVICE, api, boundary, LASTING),))
         return endpoint
@@ -212,6 +209,10 @@ class Site:
                 return await DiskStore.open(self._disk, self._clock.now())
             except DiskError:
                 await asyncio.sleep(0.5)
+
+
+async def _verified(store: DiskStore) -> VerifyReport:
+    return await store.transact(lambda ledger: verify(ledger.tables))  # type: ignore[arg-type]
 
 
 async def _unless_unwritable(writing: Awaitable[object]) -> None:
