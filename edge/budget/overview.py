@@ -141,7 +141,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not), the
-    limits of this device's own ledger (None: it has none), what the cloud is called, what λ acts on, and τ of learning."""
+    limits of this device's own ledger (None: it has none), what the cloud is called, what λ acts on, and τ of learning by phase."""
 
     dial_rate: float | None
     serving_task: str
@@ -149,7 +149,11 @@ class StoredSettings:
     limits: BudgetLimits | None = None
     cloud_name: str = ""
     price: PriceUnit = "calls"
-    learning_rate: float | None = None
+    learning_rates: tuple[float, ...] = ()
+
+    def learning_rate(self, phase: int) -> float | None:
+        """τ of a phase, of the last one past the end; None where nothing is learned."""
+        return self.learning_rates[min(phase, len(self.learning_rates) - 1)] if self.learning_rates else None
 
 
 def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...]:
@@ -168,9 +172,15 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     if settings.price != "calls":
         pace = Pace(settings.price, state, lambda: KnownBudgets(state, {}, settings.limits, clock.now).of(task), clock)
         budget, rate = pace.budget(), pace.rate()
-    dial = default_rate(state, settings.dial_rate) if rate is None or is_rate_set(state) else None
-    terms = state.terms(task)
-    target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
+    known_dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
+    dial = known_dials.get(task) or HelpDial(default_rate(state, settings.dial_rate), task)
+    chosen = dial.target_rate if rate is None or is_rate_set(state) or dial.own else None
+    last = (
+        next(iter(state.steps(last=1)), None) if settings.limits is None else None
+    )  # another coordinator may have a τ of its own
+    terms = state.terms(last.task) if last else None
+    learning = terms.target_rate if terms else settings.learning_rate(state.position().phase)
+    target = Target(budget, rate, chosen, learning)
     if limits is not None and limits.words == NO_BUDGET_LIMITS.words and not has_set_limits(state):
         limits = _reported_limits(KnownBudgets(state, {}, settings.limits, clock.now).newest) or limits
     return held_to(limits, cloud_name_of(state, settings.cloud_name), target, clock.now())
@@ -216,7 +226,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
 
 def nothing_held(settings: StoredSettings, now: float) -> Held:
     """What asking is held to where nothing has happened yet."""
-    target = Target(None, None, settings.dial_rate, settings.learning_rate)
+    target = Target(None, None, settings.dial_rate, settings.learning_rate(0))
     return held_to(settings.limits, settings.cloud_name, target, now)
 
 
