@@ -15,13 +15,14 @@ from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
+from edge.budget.known import KnownBudgets
 from edge.budget.limits import Changes, cloud_name_of, limits_of, note_charge, of_the_operator, set_limits
 from edge.budget.overview import Held, held_to
 from edge.budget.pace import Pace
-from edge.budget.quota import Quota, Quotas, stored_budget
+from edge.budget.quota import Quota, Quotas
 from edge.budget.target import Target
 from edge.budget.whatif import WhatIf, what_if_recorded
-from edge.cloud.client import CoordinatorLink, KnownBudget
+from edge.cloud.client import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
@@ -163,10 +164,13 @@ class Agent:
         client, curriculum = components.client, components.curriculum
         charged = partial(note_charge, state) if not settings.cloud_name else lambda: None
         self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter, charged)
-        self.pace = None if settings.price == "calls" else Pace(settings.price, state, self._known_budget, clock)
+        known = KnownBudgets(state, self.link.client.reported, settings.limits if self.link.embedded else None, clock.now)
+        self.pace = (
+            None if settings.price == "calls" else Pace(settings.price, state, lambda: known.of(curriculum.present_task), clock)
+        )
         switch = CloudSwitch(state, settings.answers.switched_off)
         dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)
-        quotas = Quotas(state, self.link.known_budget, self.link.why_away, dials, switch)
+        quotas = Quotas(known, self.link.why_away, dials, switch)
         self._end_of_call = partial(end_of_call, self.link.client)
         self.access = CloudAccess(switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock))
 
@@ -324,11 +328,6 @@ class Agent:
             closing=closing,
             finish_cut_step=self._finish_cut_step,
         )
-
-    def _known_budget(self) -> KnownBudget | None:
-        """The budget as it was reported last, now or before a restart."""
-        task = self.components.curriculum.present_task
-        return self.link.known_budget(task) or stored_budget(self.components.state, task)
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""

@@ -102,11 +102,12 @@ class CloudQuestions:
 
     @contextmanager
     def _in_the_askers_words(self) -> Iterator[None]:
-        """Who asks this agent does not know its coordinator's name for the model."""
+        """Who asks this agent does not know its coordinator's name for the model, and is told what to do next."""
         try:
             yield
         except CoordinatorError as error:
             error.args = (str(error).replace(f"model {self._settings.model_alias!r}", "the cloud LLM"),)
+            error.hint = self._settings.cloud.what_next(error)
             if isinstance(error, InvalidRequest) and CANNOT_FOLLOW in str(error):
                 self._no_forms = error, self._clock.monotonic() + NO_FORMS_S
             raise
@@ -127,7 +128,7 @@ class CloudQuestions:
             draft.call_state = "refused"
             access.unconfirmed.forget(draft.call_key)
             access.quotas.refused(draft.task, what_is_used_up(error))
-            raise for_who_demanded_the_cloud(error, own_coordinator=self._settings.own_coordinator) from error
+            raise for_who_demanded_the_cloud(error, own_coordinator=self._settings.cloud.own) from error
         except _NOT_CHARGED:
             draft.call_state = CallProgress.FAILED.value
             access.unconfirmed.forget(draft.call_key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edge.budget.access import CloudAccess
 from edge.cloud.hints import Cut
+from edge.cloud.place import CloudPlace
 from edge.cloud.unconfirmed import UNSETTLED
 from edge.config.schema import Mode
 from edge.core.clock import Clock
@@ -57,7 +58,7 @@ Pieces = AsyncGenerator[AnswerDelta, None]
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     """How people are answered. `switched_off`: why the cloud may not be asked as long as this process runs ("" when it may). `hint_chars`:
-    how much of the local response goes along when it is. `own_coordinator`: the embedded one, held to this configuration."""
+    how much of the local response goes along when it is. `cloud`: where it is asked."""
 
     mode: Mode
     task: str
@@ -72,7 +73,7 @@ class AnswerSettings:
     switched_off: str = ""
     hint_chars: int = 0
     hint_cut: Cut = private_cut
-    own_coordinator: bool = False
+    cloud: CloudPlace = field(default_factory=CloudPlace)
 
 
 @dataclass(slots=True)

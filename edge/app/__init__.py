@@ -1,7 +1,14 @@
 """The composition root of the agent: the only place that names concrete classes. Heavy imports happen inside the builders."""
 
 from edge.app.agents import build_agent, build_components, check_inputs, check_serving
-from edge.app.coordinator import build_client, build_credentials, build_embedded, coordinator_address, egress_client
+from edge.app.coordinator import (
+    build_client,
+    build_credentials,
+    build_embedded,
+    coordinator_address,
+    egress_client,
+    require_cloud_key,
+)
 from edge.app.engines import (
     apple_silicon,
     choose_engine,
@@ -23,6 +30,7 @@ from edge.app.settings import (
     build_registry,
     bundled_models,
     cloud_name,
+    cloud_place,
     cloud_prompt_form,
     configured_limits,
     kept_profile,
@@ -54,6 +62,7 @@ __all__ = [
     "check_serving",
     "choose_engine",
     "cloud_name",
+    "cloud_place",
     "cloud_prompt_form",
     "configured_limits",
     "coordinator_address",
@@ -74,6 +83,7 @@ __all__ = [
     "policy_name",
     "probe_memory",
     "program_sandbox",
+    "require_cloud_key",
     "require_onnx",
     "serving_adapters",
     "sound_adapter",

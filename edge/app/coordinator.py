@@ -62,15 +62,21 @@ def build_credentials(config: AgentConfig) -> ClientCredentials:
     return ClientCredentials(tls, token)
 
 
+def require_cloud_key(config: AgentConfig) -> None:
+    """Raises ConfigError where the variable with the key of the embedded coordinator's cloud LLM is not set."""
+    upstream = config.coordinator.embedded
+    key = SecretRef(env=upstream.api_key_env) if upstream.api_key_env else upstream.api_key and parse_secret_ref(upstream.api_key)
+    if key and key.env and not os.environ.get(key.env):
+        raise ConfigError(f"the environment variable {key.env} is not set", hint="set it to the cloud LLM's API key")
+
+
 def build_embedded(config: AgentConfig, state: StateFolder, sink: EventSink, clock: Clock) -> EmbeddedCoordinator | None:
     """The coordinator this agent starts for itself, with the limits that were set over the configuration's; None when it has an address
     to go to. Raises ConfigError for a cloud LLM's key that is not there: the child would end at each start."""
     if config.coordinator.address is not None:
         return None
-    upstream = config.coordinator.embedded
-    key = SecretRef(env=upstream.api_key_env) if upstream.api_key_env else upstream.api_key and parse_secret_ref(upstream.api_key)
-    if key and key.env and not os.environ.get(key.env) and not switched_off(config):
-        raise ConfigError(f"the environment variable {key.env} is not set", hint="set it to the cloud LLM's API key")
+    if not switched_off(config):
+        require_cloud_key(config)
     from edge.budget.limits import limits_of
     from edge.cloud.embedded import EmbeddedCoordinator, embedded_settings
     from edge.rpc.health import is_serving

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
@@ -17,6 +18,7 @@ from edge.core.machine import machine_facts
 
 if TYPE_CHECKING:
     from edge.budget.limits import BudgetLimits
+    from edge.cloud.place import CloudPlace
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
     from edge.privacy.registry import Registry
@@ -203,7 +205,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         model_alias=coordinator.model_alias,
         switched_off=switched_off(config),
         hint_chars=coordinator.hint_chars,
-        own_coordinator=coordinator.address is None,
+        cloud=cloud_place(config),
     )
     return AgentSettings(
         rollout,
@@ -274,6 +276,24 @@ def cloud_name(config: AgentConfig) -> str:
     """What the cloud is called where money is shown: the bundled one charges nothing; "" for every other."""
     bundled = config.coordinator.address is None and config.coordinator.embedded.upstream == "bundled"
     return PRACTICE_CLOUD if bundled else ""
+
+
+_ANTHROPIC = "https://api.anthropic.com/v1"
+
+
+def cloud_place(config: AgentConfig) -> CloudPlace:
+    """Where the cloud is asked, without what an address may hold beside host and path."""
+    from edge.cloud.place import CloudPlace
+
+    if config.coordinator.address is not None:
+        return CloudPlace(own=False, name=f"the coordinator at {config.coordinator.address}")
+    embedded = config.coordinator.embedded
+    if embedded.upstream in ("bundled", "recorded"):
+        return CloudPlace(own=True, name=embedded.model if embedded.upstream == "bundled" else str(embedded.path))
+    address = urlsplit((embedded.base_url or _ANTHROPIC).strip())
+    name = address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    key = f"${embedded.api_key_env}" if embedded.api_key_env else embedded.api_key or ""
+    return CloudPlace(own=True, name=name, key=key.replace("env:", "$", 1))
 
 
 def cloud_prompt_form(config: AgentConfig) -> str:

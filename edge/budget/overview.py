@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
+from edge.budget.known import UNITS, KnownBudgets
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
 from edge.budget.pace import Pace, PriceUnit
-from edge.budget.quota import Circumstances, Quota, quota_of, stored_budget
+from edge.budget.quota import Circumstances, Quota, known_quota
 from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
-from edge.core.periods import period_began, period_end
-from edge.rpc.client import BudgetSnapshot
-from edge.state.reader import OfTask, StateReader, used_by_task, used_since
+from edge.core.periods import period_end
+from edge.state.reader import OfTask, StateReader, used_by_task
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
@@ -108,14 +108,6 @@ class Overview:
         }
 
 
-UNITS = {
-    "calls": ("calls_limit", "calls_left", "calls_period"),
-    "tokens": ("tokens_limit", "tokens_left", "tokens_period"),
-    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd", "spend_period"),
-}
-"""What is counted, with the fields of its limit, of what is left and of the limit's period."""
-
-
 def _is_shared(unit: str, known: Sequence[TaskBudget]) -> bool:
     """Without any limit it is the device's total, whenever each task was reported (`known` in this order). With one limit for all it is
     where all report the same, or the later ones no less, and somebody more than the task alone has used."""
@@ -128,11 +120,10 @@ def _is_shared(unit: str, known: Sequence[TaskBudget]) -> bool:
 
 
 async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader, held: Held) -> Overview:
-    """Of a running agent; asks the coordinator for what it has not reported by itself."""
+    """Of a running agent; asks the coordinator, all tasks at one moment: it reports a task by itself when that task's calls change it."""
     for task in budgets.tasks if link.client.online else ():
-        if not link.follows(task):
-            with suppress(CoordinatorError):  # what cannot be had stays as it was known
-                await link.budget(task)
+        with suppress(CoordinatorError):  # what cannot be had stays as it was known
+            await link.budget(task)
     used = used_by_task(state.rows)
     return Overview(
         origin="agent",
@@ -150,7 +141,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
 @dataclass(frozen=True, slots=True)
 class StoredSettings:
     """Of the configuration: the dial, the task that serving uses ("": not named), why the cloud is off for good ("": it is not), the
-    limits of this device's own ledger (None: it has none), what the cloud is called, what λ acts on, and τ of learning."""
+    limits of this device's own ledger (None: it has none), what the cloud is called, what λ acts on, and τ of learning by phase."""
 
     dial_rate: float | None
     serving_task: str
@@ -158,7 +149,11 @@ class StoredSettings:
     limits: BudgetLimits | None = None
     cloud_name: str = ""
     price: PriceUnit = "calls"
-    learning_rate: float | None = None
+    learning_rates: tuple[float, ...] = ()
+
+    def learning_rate(self, phase: int) -> float | None:
+        """τ of a phase, of the last one past the end; None where nothing is learned."""
+        return self.learning_rates[min(phase, len(self.learning_rates) - 1)] if self.learning_rates else None
 
 
 def stored_tasks(state: StateReader, settings: StoredSettings) -> tuple[str, ...]:
@@ -175,24 +170,20 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     task = settings.serving_task or next(iter(stored_tasks(state, settings)), "")
     budget, rate = None, None
     if settings.price != "calls":
-        pace = Pace(settings.price, state, lambda: stored_budget(state, task), clock)
+        pace = Pace(settings.price, state, lambda: KnownBudgets(state, {}, settings.limits, clock.now).of(task), clock)
         budget, rate = pace.budget(), pace.rate()
-    dial = default_rate(state, settings.dial_rate) if rate is None or is_rate_set(state) else None
-    terms = state.terms(task)
-    target = Target(budget, rate, dial, terms.target_rate if terms else settings.learning_rate)
+    known_dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
+    dial = known_dials.get(task) or HelpDial(default_rate(state, settings.dial_rate), task)
+    chosen = dial.target_rate if rate is None or is_rate_set(state) or dial.own else None
+    last = (
+        next(iter(state.steps(last=1)), None) if settings.limits is None else None
+    )  # another coordinator may have a τ of its own
+    terms = state.terms(last.task) if last else None
+    learning = terms.target_rate if terms else settings.learning_rate(state.position().phase)
+    target = Target(budget, rate, chosen, learning)
     if limits is not None and limits.words == NO_BUDGET_LIMITS.words and not has_set_limits(state):
-        limits = _reported_limits(_newest(_stored_budgets(state, stored_tasks(state, settings)))) or limits
+        limits = _reported_limits(KnownBudgets(state, {}, settings.limits, clock.now).newest) or limits
     return held_to(limits, cloud_name_of(state, settings.cloud_name), target, clock.now())
-
-
-def _stored_budgets(state: StateReader, tasks: Sequence[str]) -> dict[str, KnownBudget]:
-    """What is known of the budgets of tasks."""
-    return {task: known for task in tasks if (known := stored_budget(state, task)) is not None}
-
-
-def _newest(budgets: Mapping[str, KnownBudget]) -> KnownBudget | None:
-    """The one that was reported last."""
-    return max(budgets.values(), key=lambda known: known.as_of, default=None)
 
 
 def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
@@ -206,38 +197,6 @@ def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
     return BudgetLimits(**limits, period=periods.pop()) if len(periods) == 1 else None
 
 
-def budget_at_rest(
-    state: StateReader, known: KnownBudget | None, configured: BudgetLimits | None, now: float
-) -> KnownBudget | None:
-    """What the next agent is held to: the budget as it was known last, with the limits that hold now. `configured` None: the limits are
-    another coordinator's.
-
-    A limit that was reported and is not in this configuration stays, unless somebody has set limits here: the agent may have had another.
-    The ledger begins to count a period when it is set first; of one that has begun anew since, this device's own records show what is used.
-    """
-    limits = NO_BUDGET_LIMITS if configured is None else limits_of(state, configured)
-    if known is None and limits.words == NO_BUDGET_LIMITS.words:
-        return None
-    budget, as_of = (known.budget, known.as_of) if known else (BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None), -math.inf)
-    counted = {getattr(budget, period) or "total" for _, _, period in UNITS.values()}
-    fields: dict[str, Any] = {}
-    for unit, (limit_field, _, period_field) in UNITS.items():
-        limit = getattr(limits, limit_field)
-        if limit is None and (configured is None or not has_set_limits(state)):
-            limit, period = getattr(budget, limit_field), getattr(budget, period_field)
-        else:
-            period = "" if limit is None else limits.period
-        used, window = getattr(budget, unit), period or "total"
-        if known is not None and window not in {"total", *counted}:
-            used = 0
-        elif known is None or period != getattr(budget, period_field) or now >= period_end(window, as_of):
-            recorded = used_since(state.database, period_began(window, now))
-            used = getattr(recorded, unit) + getattr(recorded, f"learning_{unit}")
-        fields |= {unit: used, limit_field: limit, period_field: period}
-    changed = replace(budget, **fields)
-    return known if changed == budget else KnownBudget(changed, now)
-
-
 def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
     """Of a state folder without an agent, or beside one that cannot be spoken to; `reported` by the coordinator now, by task."""
     dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
@@ -246,19 +205,11 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     now = Circumstances(off, paused and not settings.switched_off)
     tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
 
-    stored = _stored_budgets(state, tasks)
-    newest = _newest(stored)
+    budgets = KnownBudgets(state, reported, settings.limits, clock.now)
 
     def of(task: str) -> TaskBudget:
-        """One's own coordinator has one budget for all tasks, as was reported last of any."""
-        terms, known = state.terms(task), stored.get(task) if settings.limits is None else newest
-        known = reported.get(task) or budget_at_rest(state, known, settings.limits, clock.now())
         snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
-        quota = quota_of(task, known, snapshot, now)
-        if task not in reported:
-            own = stored.get(task)
-            quota = replace(quota, dual=own.budget.dual if own else terms.dual if terms else None)
-        return TaskBudget(quota, snapshot, used.get(task, _NOTHING))
+        return TaskBudget(known_quota(budgets, task, snapshot, now), snapshot, used.get(task, _NOTHING))
 
     return Overview(
         origin="coordinator" if reported else "stored",
@@ -275,7 +226,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
 
 def nothing_held(settings: StoredSettings, now: float) -> Held:
     """What asking is held to where nothing has happened yet."""
-    target = Target(None, None, settings.dial_rate, settings.learning_rate)
+    target = Target(None, None, settings.dial_rate, settings.learning_rate(0))
     return held_to(settings.limits, settings.cloud_name, target, now)
 
 

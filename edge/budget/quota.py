@@ -6,18 +6,16 @@ and the quota states it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge.budget.dial import Dials, DialSnapshot
+from edge.budget.known import KnownBudgets, store_budget
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
 from edge.core.formatting import money
 from edge.rpc.client import BudgetSnapshot
-from edge.state.folder import StateFolder
-from edge.state.reader import StateReader
 
 QuotaState = Literal["ok", "low", "used_up", "paused", "switched_off", "offline", "unknown"]
 LOW_SHARE = 0.1
@@ -70,10 +68,8 @@ class Circumstances:
     refused: str = ""
 
 
-def quota_of(
-    task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances, dual: float | None = None
-) -> Quota:
-    """The quota from its parts; `dual` where no budget is known."""
+def quota_of(task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances) -> Quota:
+    """The quota from its parts."""
     budget = known.budget if known else None
     limits = {unit: getattr(budget, name) if budget else None for unit, name in _LIMITS.items()}
     left = {unit: None if limit is None else max(0, limit - int(getattr(budget, unit))) for unit, limit in limits.items()}
@@ -94,7 +90,7 @@ def quota_of(
         spend_left_uusd=left["spend_uusd"],
         target_rate=dial.target_rate if dial else None,
         realised_rate=dial.realised_rate if dial else None,
-        dual=budget.dual if budget else dual,
+        dual=budget.dual if budget else None,
         as_of=known.as_of if known else None,
         calls_period=budget.calls_period if budget else "",
         tokens_period=budget.tokens_period if budget else "",
@@ -137,12 +133,16 @@ def _line(state: QuotaState, budget: BudgetSnapshot | None, dial: DialSnapshot |
     return " · ".join(part for part in parts if part)
 
 
+def known_quota(budgets: KnownBudgets, task: str, dial: DialSnapshot, now: Circumstances) -> Quota:
+    """The quota of a task, from what is known of the budgets."""
+    return replace(quota_of(task, budgets.of(task), dial, now), dual=budgets.dual(task))
+
+
 @dataclass(slots=True)
 class Quotas:
-    """The quotas of a running agent. `link` returns the last reported budget of a task, `away` why it is not reached ("": it is)."""
+    """The quotas of a running agent. `away` returns why the coordinator is not reached ("": it is)."""
 
-    state: StateFolder
-    link: Callable[[str], KnownBudget | None]
+    budgets: KnownBudgets
     away: Callable[[], str]
     dials: Dials
     switch: CloudSwitch
@@ -150,11 +150,9 @@ class Quotas:
 
     def now(self, task: str, adapter_version: int = 0) -> Quota:
         """The quota of a task at this moment, from what is known; asks nobody."""
-        terms = self.state.terms(task)
         switch = self.switch
         now = Circumstances(switch.reason, switch.paused and not switch.always_off, self.away(), self._refused.get(task, ""))
-        snapshot = self.dials.of(task).snapshot(adapter_version)
-        return quota_of(task, self.link(task) or stored_budget(self.state, task), snapshot, now, terms.dual if terms else None)
+        return known_quota(self.budgets, task, self.dials.of(task).snapshot(adapter_version), now)
 
     def refused(self, task: str, why: str) -> None:
         """The coordinator refused a call for want of budget; holds until it answers one."""
@@ -171,23 +169,13 @@ class Quotas:
     @property
     def learned(self) -> tuple[str, ...]:
         """The labels that learning has terms for, of phases that were left, too."""
-        return tuple(str(task) for (task,) in self.state.rows("SELECT task FROM terms ORDER BY task"))
+        return tuple(str(task) for (task,) in self.budgets.state.rows("SELECT task FROM terms ORDER BY task"))
 
     def is_learned(self, task: str) -> bool:
         """Whether learning has terms for a task."""
-        return self.state.terms(task) is not None
+        return self.budgets.state.terms(task) is not None
 
     def save(self, task: str) -> None:
         """Keep what is known for commands that read it while no agent runs, in the transaction under way."""
-        if (known := self.link(task)) is not None:
-            text = json.dumps({"budget": asdict(known.budget), "as_of": known.as_of})
-            self.state.database.execute("REPLACE INTO meta VALUES (?, ?)", (f"budget:{task}", text))
-
-
-def stored_budget(state: StateReader, task: str) -> KnownBudget | None:
-    """The budget of a task as it was known last, from the state folder."""
-    text = state.meta(f"budget:{task}")
-    if text is None:
-        return None
-    kept = json.loads(text)
-    return KnownBudget(BudgetSnapshot(**kept["budget"]), kept["as_of"])
+        if (known := self.budgets.reported.get(task)) is not None:
+            store_budget(self.budgets.state, task, known)

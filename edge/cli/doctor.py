@@ -13,6 +13,8 @@ import importlib.util
 import os
 import platform
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 from typer import Option
 
@@ -181,6 +185,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield check_sandbox(config)
     yield check_state(config)
     yield check_coordinator(config)
+    if config.coordinator.address is None:
+        yield check_cloud(config)
     yield check_other_load(config, busy_cores(config), usable_cores())
 
 
@@ -395,7 +401,69 @@ def check_coordinator(config: AgentConfig) -> Finding:
         asyncio.run(require_handshake(address, _REACH_S, credentials))  # raises when TLS is the reason that nothing answers
     except EdgeError as error:
         return Finding("coordinator", "fail", f"{address}: {error}", error.hint)
-    return Finding("coordinator", "warn", f"{address} does not answer", "the agent will answer locally until it does")
+    hint = "is edge-coordinator serve running there? The agent will answer locally until it does"
+    return Finding("coordinator", "warn", f"{address} does not answer", hint)
+
+
+def check_cloud(config: AgentConfig) -> Finding:
+    """Whether the cloud LLM of the embedded coordinator can be connected to; it is asked nothing, and no key is shown to it."""
+    from edge.app import cloud_place, require_cloud_key, state_folder, switched_off
+    from edge.cloud.switch import PAUSED, is_paused
+    from edge.state.reader import reading
+
+    place, upstream = cloud_place(config), config.coordinator.embedded.upstream
+    off = switched_off(config)
+    with suppress(EdgeError), reading(state_folder(config)) as state:
+        off = off or (PAUSED if state is not None and is_paused(state) else "")
+    if off:
+        return Finding("cloud", "ok", f"not checked: {off}")
+    if upstream == "bundled":
+        return Finding("cloud", "ok", f"{place.name} runs on this machine; no connection is needed")
+    locally = "the agent will answer locally until then"
+    if upstream == "recorded":
+        found = Path(place.name).is_file()
+        hint = "" if found else f"set coordinator.embedded.path; {locally}"
+        return Finding("cloud", "ok" if found else "warn", f"recording {place.name}{'' if found else ' is not there'}", hint)
+    try:
+        require_cloud_key(config)
+    except EdgeError as error:
+        return Finding("cloud", "fail", f"{place.name}: {error}", error.hint)
+    if fault := connection_fault(place.name):
+        hint = f"check coordinator.embedded.base_url, the network and the server; {locally}"
+        return Finding("cloud", "warn", f"{place.name} cannot be reached: {fault}", hint)
+    key = f"the key in {place.key} was not tried" if place.key else "no key is configured"
+    return Finding("cloud", "ok", f"{place.name} can be reached; nothing was asked, {key}")
+
+
+_CONNECT_S = 3.0
+
+
+def connection_fault(url: str, limit_s: float = _CONNECT_S) -> str:
+    """Why no connection to an address can be made, over TLS where it is https; "" where one was made, and closed again."""
+    found: list[str] = []
+    # a name that cannot be resolved holds its thread for longer than anybody wants to wait
+    trial = Thread(target=lambda: found.append(_connection_fault(url, limit_s)), daemon=True)
+    trial.start()
+    trial.join(limit_s)
+    return found[0] if found else f"no answer within {limit_s:g} s"
+
+
+def _connection_fault(url: str, limit_s: float) -> str:
+    try:
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            return "that is no http or https address"
+        port = address.port or (443 if address.scheme == "https" else 80)
+        with socket.create_connection((address.hostname, port), limit_s) as connection:
+            if address.scheme == "https":
+                ssl.create_default_context().wrap_socket(connection, server_hostname=address.hostname).close()
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate does not verify ({error.verify_message})"
+    except socket.gaierror:
+        return "no such host is known here"
+    except (OSError, ValueError) as error:  # a port that is none
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 _TRIAL_S = 120.0

@@ -219,7 +219,7 @@ class FolderAgent:
             limits=configured_limits(config) if config.coordinator.address is None else None,
             cloud_name=cloud_name(config),
             price=config.learning.price,
-            learning_rate=config.phases[0].target_rate if config.phases else None,
+            learning_rates=tuple(phase.target_rate for phase in config.phases),
         )
 
     @contextmanager

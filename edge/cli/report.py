@@ -114,6 +114,11 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for task in report["tasks"]:
         for example in task["examples"]:
             yield f"example   {_source(task)}, {example_line(example)}"
+    forgotten = report.get("forgotten") or {"by_source": [], "examples": []}  # None of a running agent of an older version
+    if lost := [f"{one['questions']} of {one['of']} of {_source(one)}" for one in forgotten["by_source"]]:
+        yield f"forgotten {', '.join(lost)}: an earlier adapter had them right"
+    for example in forgotten["examples"]:
+        yield f"          {_source(example)}, since {_version(example['adapter'])} {example_line(example)}"
     yield f"active    {_version(now)}" + (f"; then {_version(before)}" if before != now else ", as then")
     learning = report["learning"]
     yield f"target    {report['target']}"

@@ -35,7 +35,8 @@ def command(settings: Settings, json: Json = False) -> None:
 
 
 async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
-    """`assist_rate` is of the last step; `used_today` and `headline` are None where the folder is of a version that did not note them."""
+    """`assist_rate` and its target are of the last step; `used_today` and `headline` are None where the folder is of a version that did
+    not note them."""
     found = await agent.status()
     running = found["running"]
     if not running and not (folder / "agent.sqlite").is_file():
@@ -46,7 +47,7 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
         used_today = dict((await agent.usage())["today"])
     except StateError:
         used_today = None
-    rate = steps[-1]["assist_rate"] if steps else None
+    last = {name: steps[-1][name] for name in ("assist_rate", "target_rate")} if steps else {"assist_rate": None}
     try:
         headline = dict(await agent.headline())
     except StateError:
@@ -60,7 +61,7 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
         "state_folder": str(folder),
         "model": found["model"]["name"] if found["model"] else None,
         "mode": found["mode"],
-        "learning": {"stage": found["learning"], **{name: found[name] for name in _LEARNING}, "assist_rate": rate},
+        "learning": {"stage": found["learning"], **{name: found[name] for name in _LEARNING}, **last},
         "adapter": {"active": found["adapter_version"], "trained": found["trained_version"]},
         "budget": budget,
         "used_today": used_today,

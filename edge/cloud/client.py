@@ -58,7 +58,7 @@ OPERATORS_PRICE_KEYS = (
 
 
 class WatchedClient:
-    """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the newest budget.
+    """`CoordinatorClient` that passes everything on, emits Offline and Online when that changes, and keeps the budgets that are reported.
 
     A cloud LLM without a price is noticed once, with `price_keys`: what is to be set. `charged` is called after each paid answer.
     """
@@ -79,12 +79,8 @@ class WatchedClient:
         self._unpriced_noticed = False
         self.online = True
         self.offline_reason = ""
-        self.newest_budget: BudgetSnapshot | None = None
-        self._budgets: dict[str, KnownBudget] = {}
-
-    def budget_of(self, task: str) -> KnownBudget | None:
-        """The last reported budget of a task, None before that."""
-        return self._budgets.get(task)
+        self.reported: dict[str, KnownBudget] = {}
+        """The last reported budget of each task, the newest one last."""
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
         """Announce this device."""
@@ -128,17 +124,23 @@ class WatchedClient:
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
         with self._watching():
-            self.newest_budget = await self._client.get_budget(task)
-            self._budgets[task] = KnownBudget(self.newest_budget, self._clock.now())
-            return self.newest_budget
+            budget = await self._client.get_budget(task)
+            self.note_budget(task, budget)
+            return budget
 
     async def watch_budget(self, task: str) -> AsyncIterator[BudgetSnapshot]:
         """The budget, then each new version."""
         with self._watching():
             async with closing(self._client.watch_budget(task)) as budgets:
                 async for budget in budgets:
-                    self.newest_budget = budget
+                    self.note_budget(task, budget)
                     yield budget
+
+    def note_budget(self, task: str, budget: BudgetSnapshot) -> None:
+        """Keep what the coordinator has just reported: it is there, and this is a task's budget now."""
+        self.reached()
+        self.reported.pop(task, None)
+        self.reported[task] = KnownBudget(budget, self._clock.now())
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -177,11 +179,12 @@ class WatchedClient:
             self._sink.emit(Offline(reason=reason, at=self._clock.now()))
 
     def _noted(self, completion: CloudCompletion, task: str = "") -> CloudCompletion:
-        self.newest_budget = completion.budget or self.newest_budget
         if completion.charged_uusd and not completion.cached:
             self._charged()
         if task and completion.budget is not None:
-            self._budgets[task] = KnownBudget(completion.budget, self._clock.now())
+            known = self.reported.get(task)
+            if known is None or known.budget.version <= completion.budget.version:  # else the reply was overtaken
+                self.note_budget(task, completion.budget)
         return completion
 
 
@@ -204,10 +207,15 @@ LONGEST_PAUSE_S = 60.0
 class BudgetWatch:
     """Keeps the newest budget of `task`, the one that is followed. Belongs to one event loop."""
 
-    def __init__(self, client: CoordinatorClient, rng: random.Random, reached: Callable[[], None] = lambda: None) -> None:
-        """`rng` jitters the pauses between tries. `reached` is called with each budget: the coordinator is there."""
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        rng: random.Random,
+        reported: Callable[[str, BudgetSnapshot], None] = lambda task, budget: None,
+    ) -> None:
+        """`rng` jitters the pauses between tries. `reported` is called with the task and each of its budgets."""
         self._client = client
-        self._reached = reached
+        self._reported = reported
         self._rng = rng
         self.task = ""
         self._newest: BudgetSnapshot | None = None
@@ -240,7 +248,7 @@ class BudgetWatch:
                 async with closing(self._client.watch_budget(task)) as budgets:
                     async for budget in budgets:
                         failures, self._newest = 0, budget
-                        self._reached()
+                        self._reported(task, budget)
             except NotImplementedThere:
                 return
             except CoordinatorError:
@@ -304,8 +312,8 @@ class CoordinatorLink:
         `charged`: see WatchedClient."""
         price_keys = OPERATORS_PRICE_KEYS if process is None else OWN_PRICE_KEYS
         self.client = WatchedClient(client, sink, clock, price_keys, charged)
-        self.watch = BudgetWatch(client, jitter, self.client.reached)
-        self.serving_watch = BudgetWatch(client, jitter, self.client.reached)
+        self.watch = BudgetWatch(client, jitter, self.client.note_budget)
+        self.serving_watch = BudgetWatch(client, jitter, self.client.note_budget)
         self.begun = False
         self._process = process
         self._learned = learned
@@ -383,21 +391,11 @@ class CoordinatorLink:
 
     def follows(self, task: str) -> bool:
         """Whether the coordinator reports this task's budget by itself."""
-        return self._followed(task) is not None
-
-    def known_budget(self, task: str) -> KnownBudget | None:
-        """The budget of a task that the coordinator reported last, by itself or with an answer."""
-        reported, followed = self.client.budget_of(task), self._followed(task)
-        if followed is None or (reported is not None and reported.budget.version > followed.version):
-            return reported
-        return KnownBudget(followed, self._clock.now())
+        return any(watch.newest(task) is not None for watch in (self.watch, self.serving_watch))
 
     def why_away(self) -> str:
         """Why the coordinator is not reached, or ""."""
         return "" if self.client.online else self.client.offline_reason or "the coordinator is away"
-
-    def _followed(self, task: str) -> BudgetSnapshot | None:
-        return self.watch.newest(task) or self.serving_watch.newest(task)
 
     async def call(self, call_key: str) -> CloudCompletion:
         """The coordinator's entry of a call. Raises CoordinatorError."""

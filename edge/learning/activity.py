@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from edge.core.errors import StateError
 from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
-from edge.learning.comparison import Asking, changed_examples, compare
+from edge.learning.comparison import MOST_EXAMPLES, Asking, changed_example, changed_examples, compare
 from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
@@ -103,6 +103,7 @@ def activity_report(
         "serving_version_then": then,
         "tasks": tasks,
         "total": {**{name: sum(task[name] for task in tasks) for name in _COUNTS}, "in_the_end": _together(tasks)},
+        "forgotten": exams.forgotten({version for _, version in _activations(database, steps)}),
         "learning": _learning(made),
         "bands": _bands(made),
         "went_back": _went_back(database, since),
@@ -194,12 +195,45 @@ class _Exams:
             about = {
                 "source": source,
                 "task": self.task[source],
-                "own": is_own(source) or is_task_file(source),
+                "own": _is_ones_own(source),
                 "learned_from": any(item.split == "train" for item in anchors.get(source, ())),
                 **compare(before, after, own),
             }
             found.append({**about, "examples": changed_examples(before, after, own, questions)} if examples else about)
         return found
+
+    def forgotten(self, versions: Collection[int]) -> dict[str, Any]:
+        """The validation questions that the active version has wrong and one of these adapters, which were active before, had right: how
+        many of each source, one's own sources first, and a few with the newest such adapter."""
+        by_source, examples = [], list[dict[str, Any]]()
+        for source, items in sorted(_anchors(self._database).items(), key=lambda one: (not _is_ones_own(one[0]), one[0])):
+            after = self.after.get(source, {})
+            questions = {key: item.question for item in items if (key := Candidate(item).key) in after}
+            lost = self._had_right(source, versions, [key for key in questions if not after[key].right])
+            if lost:
+                by_source.append({"source": source, "questions": len(lost), "of": len(questions)})
+            for key, (version, before) in lost.items():
+                example = changed_example(questions[key], "lost", before, after[key])
+                examples.append({"source": source, "adapter": version, **example})
+        return {"by_source": by_source, "examples": examples[:MOST_EXAMPLES]}
+
+    def _had_right(self, source: str, versions: Collection[int], keys: Collection[str]) -> dict[str, tuple[int, ExamAnswer]]:
+        """Of questions those that one of the adapters had right, with the newest such adapter and its answer."""
+        found: dict[str, tuple[int, ExamAnswer]] = {}
+        query = (
+            "SELECT adapter_version, verdicts FROM exams WHERE source = ? AND adapter_version > 0 ORDER BY adapter_version DESC"
+        )
+        for version, text in self._database.execute(query, (source,)):
+            if not (missing := [key for key in keys if key not in found]):
+                break
+            if version in versions:
+                found |= {key: (version, one) for key, one in exam_answers(text, missing).items() if one.right}
+        return found
+
+
+def _is_ones_own(source: str) -> bool:
+    """Whether a source's questions are the person's."""
+    return is_own(source) or is_task_file(source)
 
 
 def _anchors(database: sqlite3.Connection) -> dict[str, tuple[TaskItem, ...]]:
@@ -243,10 +277,14 @@ def _serving(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]], u
         text = _meta(database, "line")
         if text:
             return Lineage.from_json(text).serving
-    changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
-    changes += database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
-    before = [change for change in changes if until is None or change[0] < until]
+    before = [change for change in _activations(database, steps) if until is None or change[0] < until]
     return sorted(before, key=lambda change: change[0])[-1][1] if before else 0
+
+
+def _activations(database: sqlite3.Connection, steps: Iterable[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """When which version was active: after each step, and where somebody went back."""
+    changes = [(step["at"], step["serving_version"] if step["serving_version"] >= 0 else step["step"]) for step in steps]
+    return changes + database.execute("SELECT at, to_version FROM went_back ORDER BY id").fetchall()
 
 
 def _learning(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

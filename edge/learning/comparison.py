@@ -19,7 +19,7 @@ from edge.state.rows import ExamAnswer
 Answers = Mapping[str, ExamAnswer]
 Change = Literal["gained", "asks now", "lost", "asks no longer"]
 """Right alone now; wrong alone, and asks now; no longer right alone; wrong alone, and asks no longer."""
-_EXAMPLES = 3
+MOST_EXAMPLES = 3
 _QUESTION_CHARS = 160
 
 
@@ -86,18 +86,21 @@ def changed_examples(
         if change := _change(before[key].right, after[key].right, key in then, key in now):
             by_change[change].append(key)
     in_turn = chain.from_iterable(zip_longest(*([(change, key) for key in keys] for change, keys in by_change.items())))
-    chosen = [one for one in in_turn if one is not None][:_EXAMPLES]
-    return [
-        {
-            "question": shown(" ".join(questions[key].split()), _QUESTION_CHARS),
-            "change": change,
-            "before": before[key].answer,
-            "after": after[key].answer,
-            "right_before": before[key].right,
-            "right_after": after[key].right,
-        }
-        for change, key in sorted(chosen, key=lambda one: list(by_change).index(one[0]))
-    ]
+    chosen = [one for one in in_turn if one is not None][:MOST_EXAMPLES]
+    in_order = sorted(chosen, key=lambda one: list(by_change).index(one[0]))
+    return [changed_example(questions[key], change, before[key], after[key]) for change, key in in_order]
+
+
+def changed_example(question: str, change: Change, before: ExamAnswer, after: ExamAnswer) -> dict[str, Any]:
+    """A question that changed, with what was made of it before and after."""
+    return {
+        "question": shown(" ".join(question.split()), _QUESTION_CHARS),
+        "change": change,
+        "before": before.answer,
+        "after": after.answer,
+        "right_before": before.right,
+        "right_after": after.right,
+    }
 
 
 def _change(was_right: bool, is_right: bool, asked: bool, asks: bool) -> Change | None:

@@ -186,16 +186,20 @@ class RunningAgent:
     async def _ledgers_budget(self) -> Mapping[str, Any] | None:
         """The budget that people's questions use, as the ledger has it; None while it cannot be asked."""
         await self._bring_quota()
-        link = self._agent.link
-        known = link.known_budget(self._agent.budgets.serving_task) if link.client.online else None
+        agent = self._agent
+        known = agent.access.quotas.budgets.of(agent.budgets.serving_task) if agent.link.client.online else None
         return None if known is None else asdict(known.budget)
 
     async def _budget(self) -> Mapping[str, Any] | None:
         """The budget of the task at hand, with its λ; None while the coordinator cannot be asked."""
+        link, task = self._agent.link, self._agent.components.curriculum.present_task
         try:
-            return asdict(self._agent.link.followed_budget() or await self._agent.link.budget())
+            if not link.follows(task):
+                await link.budget(task)
         except CoordinatorError:
             return None
+        known = self._agent.access.quotas.budgets.of(task)
+        return None if known is None else asdict(known.budget)
 
 
 def _used(used: Used) -> dict[str, Any]:

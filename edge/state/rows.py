@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -122,9 +122,11 @@ class Exam:
         return json.dumps({key: asdict(answer) for key, answer in self.answers.items()})
 
 
-def exam_answers(text: str) -> dict[str, ExamAnswer]:
-    """From what `answers_json` made; older folders have only whether each item was right."""
+def exam_answers(text: str, keys: Collection[str] | None = None) -> dict[str, ExamAnswer]:
+    """From what `answers_json` made, those of `keys` (None: all); older folders have only whether each item was right."""
     found: dict[str, Any] = json.loads(text)
+    if keys is not None:
+        found = {key: found[key] for key in keys if key in found}
     return {key: ExamAnswer(**one) if isinstance(one, dict) else ExamAnswer(one) for key, one in found.items()}
 
 

@@ -77,6 +77,7 @@ NOTHING_TO_REPORT: Mapping[str, Any] = {
     "serving_version_then": 0,
     "tasks": [],
     "total": {"items": 0, "right_then": 0, "right_now": 0, "gained": 0, "lost": 0, "new": 0, "in_the_end": None},
+    "forgotten": {"by_source": [], "examples": []},
     "learning": {"steps": 0, "promotions": 0, "refusals": 0, "refused_because": [], "by_source": []},
     "bands": [],
     "went_back": [],

@@ -106,6 +106,14 @@ async def test_the_dial_is_turned_for_one_task_and_for_all_and_forgotten(control
         await control.forget_task("code")
 
 
+async def test_the_target_is_that_of_the_dial_that_peoples_questions_have(control: AgentControl) -> None:
+    await control.set_dial("chat", 0.15)
+    budget, report = await control.budget(), await control.report(0.0)
+    assert budget["target"] == report["target"] == "15 % of questions may ask"
+    await control.set_dial("chat", None)
+    assert (await control.budget())["target"] == "the model decides; it learns to ask for help at 30 %"
+
+
 async def test_cloud_and_learning_are_paused_and_resumed(control: AgentControl) -> None:
     paused = await control.pause(True)
     assert (paused["paused"], bool(paused["switched_off"])) == (True, True)

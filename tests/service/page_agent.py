@@ -261,6 +261,8 @@ def report() -> dict[str, Any]:
         "gained": 1,
         "lost": 0,
     }
+    lost = {"change": "lost", "before": "Ilka", "after": "Rex", "right_before": True, "right_after": False}
+    forgotten = {"source": "/home/me/facts.jsonl", "adapter": 60, "question": "Who barks?", **lost}
     stretch = {"serving_uusd": 0, "learning_uusd": 3_000}
     return {
         **NOTHING_TO_REPORT,
@@ -271,6 +273,7 @@ def report() -> dict[str, Any]:
             {**compared, **practice, "in_the_end": asked, "examples": [{"question": "How many apples?", **gained}]},
             {**compared, **own, "own": True, "learned_from": True},
         ],
+        "forgotten": {"by_source": [{"source": "/home/me/facts.jsonl", "questions": 1, "of": 40}], "examples": [forgotten]},
         "learning": {"steps": 90, "promotions": 5, "refusals": 1, "refused_because": ["math fell"], "by_source": []},
         "spend": {"stretch_s": 60, "stretches": [{"began": BEGAN, **stretch}, {"began": BEGAN + 120, **stretch}]},
     }

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Pa
             await agent.answerer.answer(question(3))
         assert (await RunningAgent(agent).set_limits(None))["limits"]["words"] == "no limit"
         assert (await agent.answerer.answer(question(4))).source == "cloud"
+
+
+async def test_every_view_shows_the_same_used_and_left_of_the_limit_whichever_task_used_it(tmp_path: Path) -> None:
+    async with build_agent(config_of(tmp_path / "state"), MemorySink()) as agent:
+        control, used = RunningAgent(agent), []
+        await control.set_limits({"spend_limit_uusd": 100_000, "period": "month"})
+        for number, task in enumerate(["chat", "another", agent.components.curriculum.present_task, "chat", "another"]):
+            await agent.answerer.answer(replace(question(number), task=task))
+            status, budgets, usage = await control.status(), await control.budget(), await control.usage()
+            shown = [budgets["device"], status["budget"], status["quota"], *budgets["tasks"]]
+            spent = {one["spend_uusd"] for one in shown} | {usage["ledger"]["used"]["spend_uusd"]}
+            assert spent == {usage["all"]["serving"]["spend_uusd"]}, (task, shown)
+            used += spent
+        assert used == sorted(set(used)) and budgets["device"]["spend_left_uusd"] == 100_000 - used[-1]
 
 
 async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no_child(tmp_path: Path) -> None:

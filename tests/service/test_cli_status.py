@@ -10,6 +10,7 @@ import pytest
 
 from edge.cli import main
 from edge.cli.remote import announced, running_agent
+from edge.config.schema import PhaseConfig
 from edge.core.types import Message
 from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
@@ -66,6 +67,20 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
     assert (found["learning"]["steps_done"], found["learning"]["paused"]) == (1, True)
     assert found["adapter"] == {"active": 1, "trained": 1}
     assert set(found["used_today"]) == {"answers", "serving", "learning"}
+
+
+async def test_the_assist_rate_of_the_last_step_stands_beside_the_target_of_that_step(tmp_path: Path) -> None:
+    phases = (PhaseConfig(source="sums", target_rate=0.3, steps=1), PhaseConfig(source="other", target_rate=0.1, steps=1))
+    world = World(tmp_path / "state", phases=phases)
+    async with world.agent() as agent:
+        await agent.learn(1)
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            with announced(world.folder, url):
+                _, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
+        [step] = agent.steps()
+    learning = json.loads(out)["learning"]
+    assert (learning["assist_rate"], learning["target_rate"]) == (step.to_json()["assist_rate"], 0.3)
 
 
 def test_a_folder_that_is_not_there_is_told_in_one_line_and_is_not_made(

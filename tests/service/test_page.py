@@ -436,7 +436,12 @@ async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page
     await page.until(FILLED["learning"])
     await page.until("document.querySelectorAll('#accuracy-place svg').length === 2")  # one for each task
     shown = await text_of(page, "#report")
-    for part in ("52 (65%) → 58 (72.5%)", "gained How many apples? 36 (wrong) → 37 (right)", "Rejected because math fell"):
+    for part in (
+        "52 (65%) → 58 (72.5%)",
+        "gained How many apples? 36 (wrong) → 37 (right)",
+        "Rejected because math fell",
+        "Who barks? adapter 60: Ilka (right) → Rex (wrong)",
+    ):
         assert part in shown, part
     await press_button(page, "Pause learning")
     await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")

@@ -81,6 +81,21 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
     assert since_ever["learning"]["by_source"][0]["steps"] == 4
 
 
+async def test_what_an_earlier_adapter_had_right_and_the_active_one_has_wrong_is_shown(tmp_path: Path) -> None:
+    world = changing(tmp_path)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        nothing = agent.records.report(0.0)
+        await agent.learn(max_steps=2)
+        since_ever = agent.records.report(0.0)
+    assert nothing["forgotten"] == {"by_source": [], "examples": []}
+    assert since_ever["tasks"][0]["lost"] == 0, "the bare model had it wrong, too"
+    assert since_ever["forgotten"]["by_source"] == [{"source": "sums", "questions": 1, "of": 10}]
+    [example] = since_ever["forgotten"]["examples"]
+    assert (example["adapter"], example["question"]) == (2, "What is 900000 + 1?")
+    assert (example["right_before"], example["after"], example["right_after"]) == (True, "900002", False)
+
+
 async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:

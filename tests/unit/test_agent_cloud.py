@@ -87,7 +87,7 @@ async def test_what_calls_made_at_once_meet_is_noticed_and_the_newest_budget_kep
     outcomes = await asyncio.gather(*(watched.complete(each, 5.0) for each in numbered(2)), return_exceptions=True)
     assert isinstance(outcomes[0], CoordinatorUnavailable)
     assert [type(event).__name__ for event in sink.events] == ["Offline", "Online"]
-    assert watched.online and watched.newest_budget is not None and watched.newest_budget.calls == 2
+    assert watched.online and watched.reported[numbered(1)[0].task].budget.calls == 2
 
 
 async def test_a_cloud_without_a_price_is_noticed_once_with_the_keys_to_set() -> None:

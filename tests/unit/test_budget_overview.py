@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from edge.budget.dial import HelpDial
+from edge.budget.known import budget_at_rest
 from edge.budget.limits import BudgetLimits, set_limits
-from edge.budget.overview import Held, Overview, TaskBudget, budget_at_rest
+from edge.budget.overview import Held, Overview, TaskBudget
 from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget

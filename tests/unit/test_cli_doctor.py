@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -66,6 +67,29 @@ def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path,
 def test_an_unreachable_coordinator_is_a_warning_because_the_agent_answers_locally(tmp_path: Path) -> None:
     found = findings(tmp_path, coordinator="127.0.0.1:9")["coordinator"]
     assert (found.state, "locally" in found.hint) == ("warn", True)
+
+
+def test_a_configured_cloud_is_connected_to_and_asked_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUD_KEY", "the-secret")
+    file, received = tmp_path / "cloud.yaml", list[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30.0)
+        base_url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        cloud = {"upstream": "openai_compatible", "base_url": base_url, "model": "m", "api_key_env": "CLOUD_KEY"}
+        file.write_text(json.dumps({"coordinator": {"embedded": cloud}}), encoding="utf-8")
+        settings = Settings(state=tmp_path / "state", config_file=file)
+        reached = doctor.check_cloud(settings.config())
+        with server.accept()[0] as connection:
+            received.append(connection.recv(1000))
+    assert (reached.state, base_url in reached.text, received) == ("ok", True, [b""])
+    away = doctor.check_cloud(settings.config())
+    assert (away.state, base_url in away.text, "base_url" in away.hint) == ("warn", True, True)
+    assert "the-secret" not in f"{reached} {away}"
+    monkeypatch.setattr(doctor, "connection_fault", pytest.fail)
+    monkeypatch.delenv("CLOUD_KEY")
+    assert doctor.check_cloud(settings.config()).state == "fail", "run would refuse it"
+    monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
+    assert doctor.check_cloud(settings.config()).state == "ok", "nothing leaves this machine"
 
 
 @pytest.mark.parametrize(

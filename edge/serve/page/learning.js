@@ -109,6 +109,7 @@ function reportParts(report) {
   const { answers, cloud, learning, tasks } = report;
   return [
     ...(tasks.length ? comparedParts(tasks) : [element("p", { class: "note" }, "Nothing was examined yet.")]),
+    ...forgottenParts(report.forgotten),
     facts([
       ["Since", moment(report.since)], ["Active", `${versionName(report.serving_version)}; before, ${versionName(report.serving_version_then)}`],
       ["Learned", `${counted(learning.steps, "step")}; ${counted(learning.promotions, "adapter")} promoted, ${whole(learning.refusals)} rejected`],
@@ -132,11 +133,18 @@ function comparedParts(tasks) {
   return [table("The same validation questions, before and after", COMPARED, rows), ...ends, ...examples];
 }
 
+// What an earlier adapter had right and the active one has wrong; nothing where nothing was lost.
+function forgottenParts({ by_source: lost, examples }) {
+  if (!lost.length) return [];
+  const counts = lost.map(({ source, questions, of }) => `${whole(questions)} of ${whole(of)} of ${sourceName(source)}`).join(", ");
+  return [element("h4", { dir: "auto" }, `Forgotten: ${counts}`), element("p", { class: "note" }, "An earlier adapter had them right, the active one has them wrong."), element("ul", { class: "plain examples" }, ...examples.map(exampleItem))];
+}
+
 function exampleItem(example) {
   const { change, question } = example, good = change === "gained" || change === "asks now";
   const end = (name, asked) => asked ? "the cloud is asked" : `${example[name] || "answered alone"} (${example[`right_${name}`] ? "right" : "wrong"})`;
   return element("li", {}, element("span", { class: `badge gate-${good ? "good" : "bad"}` }, change), " ", element("span", { dir: "auto" }, question),
-    element("span", { class: "soft", dir: "auto" }, fromTo(end("before", change === "asks no longer"), end("after", change === "asks now"))));
+    element("span", { class: "soft", dir: "auto" }, example.adapter ? `${versionName(example.adapter)}: ` : "", fromTo(end("before", change === "asks no longer"), end("after", change === "asks now"))));
 }
 
 const ENDS = [["first", "first"], ["last", "last"]];
