@@ -49,7 +49,8 @@ from edge.rpc.client import (
 )
 from edge.rpc.credentials import ClientCredentials, Stamp, TokenFile
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
-from edge.rpc.handshake import open_channel, why_no_handshake
+from edge.rpc.handshake import open_channel
+from edge.rpc.health import require_handshake
 from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -316,9 +317,7 @@ class GrpcCoordinatorClient:
             if state is grpc.ChannelConnectivity.SHUTDOWN:
                 raise CoordinatorUnavailable("the connection was closed", reason="CONNECTION_LOST")
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                why = await why_no_handshake(self._address, self._credentials, self._policy.connect_timeout_s)
-                if why is not None:
-                    raise CoordinatorUnavailable(why[0], hint=why[1])
+                await require_handshake(str(self._address), self._policy.connect_timeout_s, self._credentials)
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 

@@ -25,7 +25,7 @@ from coordinator.config import (
     TaskConfig,
 )
 from edge.config.loader import ValueAt
-from edge.config.schema import Rate, Section
+from edge.config.section import Rate, Section
 from edge.core.errors import UsageError
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
