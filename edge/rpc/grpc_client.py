@@ -119,17 +119,21 @@ class GrpcCoordinatorClient:
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
-        return codec.decode_step_opened(
-            await self._control("OpenStep", lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
-        )
+
+        def request() -> Any:
+            return codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
+
+        return codec.to_value(StepOpened, await self._control("OpenStep", request))
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        return codec.decode_step_closed(await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
+        return codec.to_value(StepClosed, await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
-        return codec.decode_budget((await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget)
+        return codec.to_value(
+            BudgetSnapshot, (await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget
+        )
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call; never starts work."""
@@ -201,7 +205,7 @@ class GrpcCoordinatorClient:
         try:
             async for event in watching:
                 if event.WhichOneof("event") == "budget":
-                    yield codec.decode_budget(event.budget)
+                    yield codec.to_value(BudgetSnapshot, event.budget)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except grpc.aio.UsageError as error:
