@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from edge.config.loader import Flag, Resolved, ValueAt, resolve
-from edge.config.schema import CoordinatorTlsConfig, Rate
+from edge.config.schema import CoordinatorTlsConfig
 from edge.config.secret_refs import HOW, require_one_reference
+from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import PermissionDenied
 from edge.core.periods import Period
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
@@ -32,8 +33,6 @@ EXAMPLE = "budgets.device.calls_limit=100"
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
 
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
 
@@ -44,12 +43,6 @@ def _off_word(value: object) -> object:
 
 
 AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(_off_word)]
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
 
 class PriceConfig(Section):

@@ -10,7 +10,8 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge.config.schema import AgentConfig, DeviceConfig, LearningConfig
+from edge.config.device import DeviceConfig
+from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.engines import engine_named
 from edge.core.gguf_header import read_header
 from edge.dagrpo.hyperparameters import GVPO_UPDATES

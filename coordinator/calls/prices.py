@@ -14,8 +14,9 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from coordinator.config import PriceConfig, Section, check_days
+from coordinator.config import PriceConfig, check_days
 from coordinator.ledger.accounts import Amount
+from edge.config.section import Section
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
 

@@ -97,7 +97,7 @@ class DeviceApi:
         opened = await self._controller.open_step(
             caller.device, request.task, request.step, request.planned_prompts, request.group_size, wished
         )
-        return codec.encode_step_opened(opened)
+        return codec.to_message(step_pb2.OpenStepResponse, opened)
 
     async def complete(self, request: call_pb2.CompleteRequest, caller: Caller) -> call_pb2.CompleteResponse:
         """Ask the cloud once."""
@@ -198,12 +198,13 @@ class DeviceApi:
             request.uncalled_units,
             request.own_rate if request.HasField("own_rate") else None,
         )
-        return codec.encode_step_closed(closed)
+        return codec.to_message(step_pb2.CloseStepResponse, closed)
 
     async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: Caller) -> budget_pb2.GetBudgetResponse:
         """The budget of the caller for one task."""
         self._fleet.admit(caller.device)
-        return budget_pb2.GetBudgetResponse(budget=codec.encode_budget(await self._broker.budget(caller.device, request.task)))
+        budget = await self._broker.budget(caller.device, request.task)
+        return budget_pb2.GetBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
 
     async def watch_budget(
         self, request: budget_pb2.WatchBudgetRequest, caller: Caller
@@ -220,7 +221,7 @@ class DeviceApi:
                 yield budget_pb2.WatchBudgetResponse(heartbeat=budget_pb2.BudgetHeartbeat(version=version))
             else:
                 version = budget.version
-                yield budget_pb2.WatchBudgetResponse(budget=codec.encode_budget(budget))
+                yield budget_pb2.WatchBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
 
     def _require_admitting(self) -> None:
         if self._stopping.is_set():

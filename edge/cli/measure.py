@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from edge import app, sizing
-from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
+from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
+from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ContextOverflow, EdgeError, UsageError
 from edge.core.formatting import counted, percent

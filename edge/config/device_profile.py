@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
+from edge.config.device import DeviceConfig
 from edge.config.loader import resolve
-from edge.config.schema import AgentConfig, DeviceConfig
+from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError, UsageError
 from edge.core.files import write_atomically
 from edge.core.machine import MachineFacts

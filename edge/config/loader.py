@@ -7,17 +7,16 @@ as a whole). The schema class is given, so that the agent and the coordinator sh
 from __future__ import annotations
 
 import difflib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from edge.config.reference import type_at
+from edge.config.reference import keys_beside
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
 from edge.core.errors import ConfigError, UsageError
 from edge.core.formatting import counted
@@ -113,10 +112,10 @@ def resolve(
     """
     merged = _Merged(schema)
     try:
-        layers = [load_yaml(path) for path in files]
-        for layer in layers:
-            check_known_keys(schema, layer)
-            merged.merge(layer)
+        for layer in [load_yaml(path) for path in files]:
+            for unknown in _unknown_keys(schema, layer):
+                raise unknown
+            merged.merge(layer.data, layer)
         for text in sets:
             merged.put(*_parse_set(text, example))
         for flag in flags:
@@ -157,8 +156,8 @@ def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Seque
         except ConfigError as error:
             found.append(_named_by(error, str(path)))
             continue
-        found += [Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys(schema, layer.data, (), layer)]
-        merged.merge(layer)
+        found += [Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys(schema, layer)]
+        merged.merge(layer.data, layer)
     for text in sets:
         try:
             merged.put(*_parse_set(text, text))
@@ -175,12 +174,6 @@ def _named_by(error: ConfigError, name: str) -> Problem:
     """A problem that has its place in its words alone."""
     line = str(error).removeprefix(f"{name}:").partition(":")[0]
     return Problem(f"{name}:{line}" if line.isdigit() else name, "", str(error))
-
-
-def check_known_keys(schema: type[BaseModel], layer: LinedData) -> None:
-    """Raise UnknownKey at the first key the schema does not have, with its line and the nearest known name."""
-    for unknown in _unknown_keys(schema, layer.data, (), layer):
-        raise unknown
 
 
 def dotted(path: KeyPath) -> str:
@@ -205,19 +198,18 @@ class _Merged(Generic[ConfigT]):
 
     def __init__(self, schema: type[ConfigT]) -> None:
         self._schema = schema
-        self._data: dict[str, Any] = _defaults(schema)
+        self._data: dict[str, Any] = schema.model_construct().model_dump(mode="json", warnings=False)
         self._origins: dict[KeyPath, str] = {}
 
-    def merge(self, layer: LinedData, path: KeyPath = ()) -> None:
+    def merge(self, source: Mapping[str, Any], layer: LinedData, path: KeyPath = ()) -> None:
         """Put what the layer has below a path over what is there; its nested data becomes a part of the merged data."""
         target: Any = self._data
-        source: Any = layer.data
         for part in path:
-            target, source = target[part], source[part]
+            target = target[part]
         for key, value in source.items():
             here = (*path, key)
             if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-                self.merge(layer, here)
+                self.merge(value, layer, here)
             else:
                 target[key] = value
                 self._note(here, layer.place(here))
@@ -227,14 +219,22 @@ class _Merged(Generic[ConfigT]):
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one dotted key. List elements are addressed by number."""
         path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-        layer = LinedData(origin, _nested(path, value))
-        check_known_keys(self._schema, layer)
+        alone = value
+        for part in reversed(path):  # a position in a list as a list of one, good enough to check names
+            alone = [alone] if isinstance(part, int) else {part: alone}
+        for unknown in _unknown_keys(self._schema, LinedData(origin, alone)):
+            raise unknown
         target: Any = self._data
-        for index, part in enumerate(path[:-1]):
-            target = _child(target, part, path[: index + 1], origin)
-        if isinstance(target, list):
-            _child(target, path[-1], path, origin)
-        target[path[-1]] = value
+        for length, part in enumerate(path, 1):
+            if isinstance(target, list) and (not isinstance(part, int) or part >= len(target)):
+                there = f"there are {len(target)} elements, counted from 0"
+                raise ConfigError(f"{origin}: {dotted(path[:length])} does not exist; {there}")
+            if length == len(path):
+                target[part] = value
+                break
+            if not isinstance(target, list) and not isinstance(target.get(part), (dict, list)):
+                target[part] = {}
+            target = target[part]
         self._note(path, origin)
 
     def validated(self) -> Resolved[ConfigT]:
@@ -265,7 +265,8 @@ class _Merged(Generic[ConfigT]):
         below = (known for known in self._origins if known[: len(at)] == at)
         nearest = next((known for known in (*above, *below) if known in self._origins), None)
         place = "" if nearest is None else self._origins[nearest]
-        complaint = _complaint(error, type_at(self._schema, dotted(path)))
+        wanted = next((key.type for key in keys_beside(self._schema, path) if key.name == path[-1]), "")
+        complaint = _complaint(error, wanted)
         if place.startswith("--") and not place.startswith("--set") and self._origins.get(path) == place:
             return Problem(place, dotted(path), f"{place} {complaint}")  # an option stands for its key
         text = f"{dotted(path)} {complaint}" if path else complaint
@@ -326,85 +327,23 @@ def _parse_set(text: str, example: str) -> tuple[str, Any, str]:
     return key.strip(), parse_value(value, origin), origin
 
 
-def _unknown_keys(annotation: Any, value: Any, path: KeyPath, layer: LinedData, section: str = "") -> Iterator[UnknownKey]:
-    """Every key of a value, and of what is in it, that its type does not have."""
-    members = list(_members(annotation))
-    models = [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
-    element = next(filter(None, map(_element_of, members)), None)
-    if isinstance(value, Mapping) and models:
-        fields = {name: info for model in models for name, info in model.model_fields.items()}
-        for key, inner in value.items():
-            here = (*path, key)
-            if key in fields:
-                yield from _unknown_keys(fields[key].annotation, inner, here, layer, f"{section}.{key}" if section else key)
-            else:
-                yield UnknownKey(layer.place(here), dotted(here), _suggestion(str(key), fields), section)
-    elif isinstance(value, Mapping | list) and element:
-        inside, name = (value.items(), ".NAME") if isinstance(value, Mapping) else (enumerate(value), "[]")
-        for key, inner in inside:
-            yield from _unknown_keys(element, inner, (*path, key), layer, section + name)
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """What an annotation stands for: itself, or the members of a union."""
-    if hasattr(annotation, "__metadata__"):
-        yield from _members(get_args(annotation)[0])
-    elif get_origin(annotation) in (Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from _members(member)
+def _unknown_keys(schema: type[BaseModel], layer: LinedData) -> list[UnknownKey]:
+    """Every key of a layer that its section does not have, by their lines."""
+    try:
+        schema.model_validate(layer.data)
+    except ValidationError as error:
+        paths = [one["loc"] for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"]
     else:
-        yield annotation
+        return []
+    found = []
+    for path in sorted(paths, key=lambda path: layer.lines.get(path, 0)):
+        known = keys_beside(schema, path)
+        suggestion = _suggestion(str(path[-1]), [key.name for key in known])
+        found.append(UnknownKey(layer.place(path), dotted(path), suggestion, known[0].parent))
+    return found
 
 
-def _element_of(annotation: Any) -> Any:
-    """The element type of a list, tuple or mapping annotation, or None."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (list, tuple) and arguments:
-        return arguments[0]
-    return arguments[1] if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2 else None
-
-
-def _suggestion(key: str, known: Mapping[str, Any]) -> str:
+def _suggestion(key: str, known: Sequence[str]) -> str:
     squeezed = {name.replace("_", ""): name for name in known}
     near = difflib.get_close_matches(key.replace("_", "").replace("-", "").lower(), squeezed, n=1, cutoff=0.6)
     return f"; did you mean {squeezed[near[0]]}?" if near else f"; known: {', '.join(sorted(known))}"
-
-
-def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
-    """Nested defaults of every field that has one."""
-    values: dict[str, Any] = {}
-    for name, info in schema.model_fields.items():
-        if not info.is_required():
-            values[name] = _plain(info.get_default(call_default_factory=True))  # type: ignore[call-arg]
-        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            values[name] = _defaults(info.annotation)
-    return values
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, (list, tuple)):
-        return [_plain(element) for element in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(element) for key, element in value.items()}
-    return value
-
-
-def _nested(path: KeyPath, value: Any) -> Any:
-    """{a: {b: value}} for (a, b); list positions become one-element lists, good enough to check names."""
-    for part in reversed(path):
-        value = [value] if isinstance(part, int) else {part: value}
-    return value
-
-
-def _child(target: Any, part: str | int, path: KeyPath, origin: str) -> Any:
-    """Step into a mapping (created where there is none) or a list element that exists."""
-    if isinstance(target, list):
-        if not isinstance(part, int) or part >= len(target):
-            raise ConfigError(f"{origin}: {dotted(path)} does not exist; there are {len(target)} elements, counted from 0")
-        return target[part]
-    if isinstance(target.get(part), (dict, list)):
-        return target[part]
-    target[part] = {}
-    return target[part]

@@ -66,6 +66,11 @@ class Key:
         return "section" in self.type
 
     @property
+    def name(self) -> str:
+        """How it is called in its section."""
+        return self.path.rpartition(".")[2]
+
+    @property
     def parent(self) -> str:
         """The path it stands under; "" at the top."""
         return self.path.rpartition(".")[0]
@@ -117,11 +122,11 @@ def rows_under(rows: Sequence[Row], keys: Sequence[Key], prefix: str) -> list[Ro
     return [row for row in rows if any(_agree(_parts(key.path), _parts(row[0])) for key in named)]
 
 
-def type_at(schema: type[BaseModel], path: str) -> str:
-    """What type the key at a path has, as `text_of` shows it ("list of texts"); "" where there is no such key."""
-    wanted = _parts(path)
-    at_depth = (key for key in keys_of(schema) if len(_parts(key.path)) == len(wanted))
-    return next((key.type for key in at_depth if _agree(_parts(key.path), wanted)), "")
+def keys_beside(schema: type[BaseModel], path: Sequence[object]) -> list[Key]:
+    """The keys of the section that a path of a configuration lies in, as (upstreams, big, prices, 0, in_uusd_per_mtok)."""
+    section = tuple(map(str, path))[:-1]
+    at_depth = ((key, _parts(key.path)) for key in keys_of(schema))
+    return [key for key, parts in at_depth if len(parts) == len(path) and _agree(parts, section)]
 
 
 def text_of(keys: Sequence[Key]) -> str:
@@ -261,12 +266,11 @@ def _near_text(keys: Sequence[Key], prefix: str) -> str:
     paths = [key.path for key in keys]
     wanted = prefix.lower().strip(".")
     last = wanted.rpartition(".")[2]
-    by_name = {path: path.rpartition(".")[2] for path in paths}
-    close = difflib.get_close_matches(last, set(by_name.values()), n=MOST_NEAR, cutoff=0.75)
+    close = difflib.get_close_matches(last, {key.name for key in keys}, n=MOST_NEAR, cutoff=0.75)
     near = [
         *difflib.get_close_matches(wanted, paths, n=1, cutoff=0.85),
-        *(path for name in close for path in paths if by_name[path] == name),
-        *(path for path in paths if last and last in by_name[path]),
+        *(key.path for name in close for key in keys if key.name == name),
+        *(key.path for key in keys if last and last in key.name),
     ] or difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MOST_NEAR])}?"

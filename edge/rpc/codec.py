@@ -7,8 +7,8 @@ encoding and decoding give back the same bits. Decoders raise InvalidRequest on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from edge.core.errors import CoordinatorError, InvalidRequest
 from edge.core.types import Message, Role, TokenUsage
@@ -20,14 +20,14 @@ from edge.rpc.client import (
     CloudCall,
     CloudCompletion,
     Registration,
-    StepClosed,
-    StepOpened,
     StepUnits,
     TaskTerms,
 )
 from edge.rpc.errors import from_status, to_status
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
+MessageT = TypeVar("MessageT")
+ValueT = TypeVar("ValueT")
 PROTOCOL_VERSION = 1
 DEFAULT_ALIAS = "default"
 _ROLE_TO_WIRE: dict[Role, call_pb2.Role] = {
@@ -93,7 +93,7 @@ def encode_completion(completion: CloudCompletion) -> call_pb2.CompleteResponse:
             model=completion.model,
             openai_json=completion.openai_json,
         ),
-        budget=None if completion.budget is None else encode_budget(completion.budget),
+        budget=None if completion.budget is None else to_message(budget_pb2.BudgetSnapshot, completion.budget),
     )
 
 
@@ -107,7 +107,7 @@ def decode_completion(response: call_pb2.CompleteResponse | call_pb2.GetCallResp
         charged_uusd=wire.charged_uusd,
         cached=wire.cached,
         model=wire.model,
-        budget=decode_budget(response.budget) if response.HasField("budget") else None,
+        budget=to_value(BudgetSnapshot, response.budget) if response.HasField("budget") else None,
         openai_json=wire.openai_json,
     )
 
@@ -159,60 +159,34 @@ def decode_progress(wire: int) -> CallProgress | None:
     return _PROGRESS_FROM_WIRE[wire]
 
 
-def encode_budget(budget: BudgetSnapshot) -> budget_pb2.BudgetSnapshot:
-    """A budget snapshot on the wire."""
-    return budget_pb2.BudgetSnapshot(**_fields_of(budget))
+def to_message(kind: Callable[..., MessageT], value: Any) -> MessageT:
+    """The message of a value (budget, terms, opened or closed step) that has the same fields; None is an absent field."""
+    return kind(**{name: getattr(value, name) for name in value.__slots__})
 
 
-def decode_budget(wire: budget_pb2.BudgetSnapshot) -> BudgetSnapshot:
-    """The snapshot a message stands for."""
-    return BudgetSnapshot(**_values_of(BudgetSnapshot, wire))
+def to_value(kind: Callable[..., ValueT], message: Any) -> ValueT:
+    """The value of such a message."""
+    fields: dict[str, Any] = {}
+    for name, field in message.DESCRIPTOR.fields_by_name.items():
+        if field.is_repeated:
+            fields[name] = tuple(getattr(message, name))
+        else:
+            fields[name] = None if field.has_presence and not message.HasField(name) else getattr(message, name)
+    return kind(**fields)
 
 
 def encode_registration(registration: Registration) -> device_pb2.RegisterDeviceResponse:
     """The reply to RegisterDevice."""
-    tasks = [device_pb2.TaskTerms(**_fields_of(terms)) for terms in registration.tasks]
-    return device_pb2.RegisterDeviceResponse(**{**_fields_of(registration), "tasks": tasks})
+    tasks = [to_message(device_pb2.TaskTerms, terms) for terms in registration.tasks]
+    return device_pb2.RegisterDeviceResponse(
+        device_id=registration.device_id, protocol_version=registration.protocol_version, tasks=tasks
+    )
 
 
 def decode_registration(response: device_pb2.RegisterDeviceResponse) -> Registration:
     """The registration a reply stands for."""
-    tasks = tuple(TaskTerms(**_values_of(TaskTerms, terms)) for terms in response.tasks)
+    tasks = tuple(to_value(TaskTerms, terms) for terms in response.tasks)
     return Registration(response.device_id, response.protocol_version, tasks)
-
-
-def encode_step_opened(opened: StepOpened) -> step_pb2.OpenStepResponse:
-    """The reply to OpenStep."""
-    return step_pb2.OpenStepResponse(**_fields_of(opened))
-
-
-def decode_step_opened(response: step_pb2.OpenStepResponse) -> StepOpened:
-    """The opened step a reply stands for."""
-    return StepOpened(**_values_of(StepOpened, response))
-
-
-def encode_step_closed(closed: StepClosed) -> step_pb2.CloseStepResponse:
-    """The reply to CloseStep."""
-    return step_pb2.CloseStepResponse(**_fields_of(closed))
-
-
-def decode_step_closed(response: step_pb2.CloseStepResponse) -> StepClosed:
-    """The closed step a reply stands for."""
-    return StepClosed(**{**_values_of(StepClosed, response), "discrepancies": tuple(response.discrepancies)})
-
-
-def _fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a value whose message has the same ones; None is an absent field."""
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-def _values_of(kind: Any, message: Any) -> dict[str, Any]:
-    """The fields of such a value from its message."""
-    known = message.DESCRIPTOR.fields_by_name
-    return {
-        name: None if known[name].has_presence and not message.HasField(name) else getattr(message, name)
-        for name in kind.__slots__
-    }
 
 
 def encode_register(agent_version: str, tasks: Sequence[str]) -> device_pb2.RegisterDeviceRequest:

@@ -49,7 +49,8 @@ from edge.rpc.client import (
 )
 from edge.rpc.credentials import ClientCredentials, Stamp, TokenFile
 from edge.rpc.errors import from_rpc_error, is_worth_retrying
-from edge.rpc.handshake import open_channel, why_no_handshake
+from edge.rpc.handshake import open_channel
+from edge.rpc.health import require_handshake
 from edge.rpc.v1 import budget_pb2, call_pb2, credential_pb2, credential_pb2_grpc, device_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -118,17 +119,21 @@ class GrpcCoordinatorClient:
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
-        return codec.decode_step_opened(
-            await self._control("OpenStep", lambda: codec.encode_open_step(task, step, planned_prompts, group_size, target_rate))
-        )
+
+        def request() -> Any:
+            return codec.encode_open_step(task, step, planned_prompts, group_size, target_rate)
+
+        return codec.to_value(StepOpened, await self._control("OpenStep", request))
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step and move λ; repeated, returns the first answer."""
-        return codec.decode_step_closed(await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
+        return codec.to_value(StepClosed, await self._control("CloseStep", lambda: codec.encode_close_step(task, step, units)))
 
     async def get_budget(self, task: str) -> BudgetSnapshot:
         """The current budget of this device for one task."""
-        return codec.decode_budget((await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget)
+        return codec.to_value(
+            BudgetSnapshot, (await self._control("GetBudget", lambda: budget_pb2.GetBudgetRequest(task=task))).budget
+        )
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call; never starts work."""
@@ -200,7 +205,7 @@ class GrpcCoordinatorClient:
         try:
             async for event in watching:
                 if event.WhichOneof("event") == "budget":
-                    yield codec.decode_budget(event.budget)
+                    yield codec.to_value(BudgetSnapshot, event.budget)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except grpc.aio.UsageError as error:
@@ -316,9 +321,7 @@ class GrpcCoordinatorClient:
             if state is grpc.ChannelConnectivity.SHUTDOWN:
                 raise CoordinatorUnavailable("the connection was closed", reason="CONNECTION_LOST")
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                why = await why_no_handshake(self._address, self._credentials, self._policy.connect_timeout_s)
-                if why is not None:
-                    raise CoordinatorUnavailable(why[0], hint=why[1])
+                await require_handshake(str(self._address), self._policy.connect_timeout_s, self._credentials)
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 

@@ -14,7 +14,7 @@ from edge.core.types import Split, TaskItem
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource, group_stream, practice_item, practice_stream
+from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
 from edge.tasks.source import ListedItems, TaskSource
 
 
@@ -111,9 +111,7 @@ _DRAWN_PER_ITEM = 500
 def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[TaskItem]:
     """Items of the split in an order by the seed; an endless source ends after plenty, because a small family repeats itself."""
     if isinstance(source, PracticeSource):
-        name = source.name.removeprefix("practice:")
-        endless = (group_stream if name in GROUPS else practice_stream)(name, split, seed)
-        return itertools.islice(endless, count * _DRAWN_PER_ITEM)
+        return itertools.islice(source.stream(split, seed), count * _DRAWN_PER_ITEM)
     listed = _listed(source)
     items = list(listed.train_items if split == "train" else listed.test_items)
     stream(seed, "sample", split).shuffle(items)
@@ -131,7 +129,7 @@ def _listed(source: TaskSource) -> ListedItems:
 def _practice_examples(name: str) -> Iterator[TaskItem]:
     for family in GROUPS.get(name, (name,)):
         for level in FAMILIES[family].levels:
-            item = practice_item(family, "test", level, 0)
+            item = FAMILIES[family].generate(0, "test", level)
             yield replace(item, task=name) if name in GROUPS else item
 
 

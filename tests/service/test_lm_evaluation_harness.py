@@ -25,7 +25,7 @@ from edge.core.types import Message, Sampling, TaskItem
 from edge.core.worker import EngineWorker
 from edge.inference.backend import generate
 from edge.inference.llamacpp import LlamaCppBackend
-from edge.tasks.practice import practice_stream
+from edge.tasks.practice import FAMILIES
 from tests.service.environments import environment
 
 pytestmark = pytest.mark.long  # installs the harness in an environment of its own
@@ -136,7 +136,7 @@ async def engine() -> AsyncIterator[LlamaCppBackend]:
 
 
 def items(family: str, count: int, levels: dict[int, float]) -> list[TaskItem]:
-    return list(islice(practice_stream(family, "test", SEED, levels), count))
+    return list(islice(FAMILIES[family].stream(SEED, "test", levels), count))
 
 
 async def test_generated_answers_and_their_accuracy_are_the_engine_s_own(

@@ -108,7 +108,7 @@ def test_a_device_that_cannot_be_is_refused(tmp_path: Path, values: dict[str, An
         ("", "day.yaml: about is required"),
         ("about: x\ngroups: []\n", "day.yaml:2: groups must name at least one group"),
         ("about: x\ngroups:\n  - {name: a, device: phone}\n", "day.yaml:2: groups.0.link is required"),
-        ("about: x\ngroups: [{name: a, device: phone, link: bad.yaml}]\n", "bad.yaml: link.rtt_ms is required"),
+        ("about: x\ngroups: [{name: a, device: phone, link: bad.yaml}]\n", "bad.yaml:1: link.rtt_ms is required"),
         ("about: x\ngroups: [{name: a, device: toaster, link: office}]\n", "toaster"),
         (GOOD + "  - {name: a, device: phone, link: office}\n", "groups has a twice"),
         (GOOD + "lasts_h: -1\n", "day.yaml:4: lasts_h must be greater than 0"),

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge.config.schema import DecodeRate, DeviceConfig, PhaseConfig, SpeedConfig
+from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
+from edge.config.schema import PhaseConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.rng import stream

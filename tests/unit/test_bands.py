@@ -8,7 +8,7 @@ from edge.core.types import FinishReason, LocalResponse, TaskItem
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.learning.step_event import band_shares, help_gain
 from edge.state.events import BandShares
-from edge.tasks.practice import practice_item
+from edge.tasks.practice import FAMILIES
 
 
 def scored(outcome: ResponseOutcome, right: bool, reward: float = 0.0) -> ScoredResponse:
@@ -24,7 +24,7 @@ KEPT, ASKED = ResponseOutcome.KEPT, ResponseOutcome.ASKED
 
 
 def test_each_response_is_right_here_asked_or_wrong() -> None:
-    known, learnable = practice_item("arith", "train", 1, 0), practice_item("facts", "train", 1, 0)
+    known, learnable = FAMILIES["arith"].generate(0, "train", 1), FAMILIES["facts"].generate(0, "train", 1)
     groups = [
         group(known, scored(KEPT, True), scored(KEPT, False), scored(ASKED, True), scored(KEPT, True)),
         group(learnable, scored(KEPT, False), scored(ASKED, False)),
@@ -33,7 +33,7 @@ def test_each_response_is_right_here_asked_or_wrong() -> None:
 
 
 def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
-    item = practice_item("arith", "train", 5, 0)
+    item = FAMILIES["arith"].generate(0, "train", 5)
     mixed = group(item, scored(ASKED, True, 1.0), scored(KEPT, False, 0.0), scored(KEPT, True, 1.0))
     alone = group(item, scored(ASKED, True, 1.0), scored(ASKED, True, 1.0))
     assert help_gain([mixed, alone]) == pytest.approx(0.5)

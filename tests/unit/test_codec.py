@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from edge.rpc.client import (
     StepOpened,
     TaskTerms,
 )
-from edge.rpc.v1 import call_pb2
+from edge.rpc.v1 import budget_pb2, call_pb2, step_pb2
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
@@ -92,9 +94,9 @@ CANCELLED = st.builds(CancelledCall, TEXT, st.sampled_from(CallProgress), U64)
 VALUES = {
     "call": (CALL, codec.encode_call, codec.decode_call),
     "completion": (COMPLETION, codec.encode_completion, codec.decode_completion),
-    "budget": (BUDGET, codec.encode_budget, codec.decode_budget),
-    "opened step": (OPENED, codec.encode_step_opened, codec.decode_step_opened),
-    "closed step": (CLOSED, codec.encode_step_closed, codec.decode_step_closed),
+    "budget": (BUDGET, partial(codec.to_message, budget_pb2.BudgetSnapshot), partial(codec.to_value, BudgetSnapshot)),
+    "opened step": (OPENED, partial(codec.to_message, step_pb2.OpenStepResponse), partial(codec.to_value, StepOpened)),
+    "closed step": (CLOSED, partial(codec.to_message, step_pb2.CloseStepResponse), partial(codec.to_value, StepClosed)),
     "registration": (REGISTRATION, codec.encode_registration, codec.decode_registration),
     "cancelled call": (CANCELLED, codec.encode_cancelled, codec.decode_cancelled),
 }

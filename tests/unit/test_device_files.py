@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.config.agent import resolve_agent_config
+from edge.config.device import DeviceConfig, SourceConfig, numbers
 from edge.config.loader import resolve
-from edge.config.numbers import numbers
-from edge.config.schema import DeviceConfig, SourceConfig
 from edge.core.errors import ConfigError, UsageError
 from tools.simulate.fleet.formula import EFFICIENCIES, ROWS, SIZES, estimated_speed, fitting_models, speeds_text
 from tools.simulate.fleet.profiles import DEVICES, LINKS, LinkFile, load_device, load_link

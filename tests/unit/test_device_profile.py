@@ -11,6 +11,7 @@ from edge.app import settings as app_settings
 from edge.cli import main
 from edge.cli.settings import Settings, starting_lines
 from edge.config.agent import resolve_agent_config
+from edge.config.device import DecodeRate, DeviceConfig
 from edge.config.device_profile import (
     KNOWN,
     MEASURED,
@@ -22,7 +23,7 @@ from edge.config.device_profile import (
     profile_text,
     write_profile,
 )
-from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig
+from edge.config.schema import AgentConfig
 from edge.core.errors import UsageError
 from edge.core.machine import MachineFacts, battery_wh, drawn_w, has_battery, machine_facts
 

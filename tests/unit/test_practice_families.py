@@ -13,7 +13,7 @@ import pytest
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import last_boxed, last_python_block
 from edge.dagrpo.format import check_format
-from edge.tasks.practice import FAMILIES, GROUPS, arith, code, facts, group_stream, practice_item, practice_stream, science
+from edge.tasks.practice import FAMILIES, GROUPS, arith, code, facts, group_stream, science
 from edge.tasks.practice.arith import ARITH
 from edge.tasks.practice.family import Drawn, Family, Solution, format_help, split_of
 from edge.verifiers.by_kind import VerifierByKind
@@ -73,16 +73,14 @@ def passes(program: str, tests: str) -> bool:
     return all(outcome(program, call) == eval(expected) for call, expected in calls)
 
 
-def test_an_item_is_found_again_by_its_place_and_its_id_is_that_of_its_question(family: Family) -> None:
+def test_an_items_id_is_that_of_its_question(family: Family) -> None:
     items = take(family, 500)
     assert len({item.id for item in items}) == len({(item.question, item.options) for item in items})
-    assert practice_item(family.name, "train", 3, 17) == family.generate(17, "train", 3)
-    assert next(practice_stream(family.name, "test", 5)) == next(family.stream(5, "test"))
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_item_never_changes(name: str) -> None:
-    item = practice_item(name, "test", 2, 1)
+    item = FAMILIES[name].generate(1, "test", 2)
     assert (item.question, item.options, item.answer) == KNOWN[name]
 
 
@@ -250,10 +248,8 @@ def test_every_line_of_a_sums_solution_is_a_chain_of_equal_expressions() -> None
                 assert len({exact(part) for part in line.split(": ", 1)[1].split(" = ")}) == 1
 
 
-def test_an_unknown_level_family_or_group_is_refused() -> None:
+def test_an_unknown_level_or_group_is_refused() -> None:
     with pytest.raises(ValueError, match="levels 1 to 7"):
         FAMILIES["arith"].generate(0, "train", 8)
-    with pytest.raises(ValueError, match="no practice family 'algebra'"):
-        practice_item("algebra", "train", 1, 0)
     with pytest.raises(ValueError, match="no group 'group3'"):
         next(group_stream("group3", "train", 0))

@@ -12,7 +12,7 @@ from edge.core.errors import EdgeError, TaskFileError
 from edge.core.types import AnswerKind
 from edge.tasks.descriptions import examples
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
-from edge.tasks.practice import FAMILIES, practice_item
+from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 
 
@@ -122,7 +122,7 @@ def test_items_judged_by_a_person_need_no_answer(tmp_path: Path) -> None:
 
 
 def test_items_of_every_practice_family_survive_a_task_file(tmp_path: Path) -> None:
-    items = [practice_item(name, "train", level, 1) for name, family in FAMILIES.items() for level in family.levels]
+    items = [family.generate(1, "train", level) for family in FAMILIES.values() for level in family.levels]
     path = write(tmp_path / "tasks.jsonl", *map(as_record, items))
     assert read_items(path) == items
 

@@ -20,7 +20,7 @@ from edge.dagrpo.prompts import prompt_messages
 from edge.inference.gguf_model import GgufModel
 from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
-from edge.tasks.practice import FAMILIES, practice_stream
+from edge.tasks.practice import FAMILIES
 from tools.integrations.trl.bundled import folder_name, write_hf_folder
 from tools.integrations.trl.desk import reader_of
 from tools.integrations.trl.plans import messages
@@ -35,7 +35,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def practice_items(each: int) -> list[TaskItem]:
-    return [item for family in FAMILIES for item in islice(practice_stream(family, "train", 3), each)]
+    return [item for family in FAMILIES.values() for item in islice(family.stream(3, "train"), each)]
 
 
 def prompt_ids(tokenizer: Any, item: TaskItem) -> list[int]:

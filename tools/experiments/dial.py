@@ -24,7 +24,7 @@ from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
 from edge.dagrpo.prompts import compact_question
 from edge.evaluation.judging import judge
 from edge.state.answer_record import AnswerRecord, AnswerRequest
-from edge.tasks.practice import FAMILIES, practice_stream
+from edge.tasks.practice import FAMILIES
 from edge.verifiers.verifier import Verifier
 
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -71,7 +71,7 @@ class DialRun:
 
 def mixed_items(count: int, seed: int) -> list[TaskItem]:
     """Held-out questions of all families, each as often, in random order."""
-    streams = [practice_stream(family, "test", seed) for family in FAMILIES]
+    streams = [family.stream(seed, "test") for family in FAMILIES.values()]
     items = [item for stream in streams for item in islice(stream, -(-count // len(streams)))][:count]
     random.Random(f"dial/{seed}").shuffle(items)
     return items

@@ -23,31 +23,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {"group1": ("arith", "science"), "group2
 label, so that one λ and one τ apply."""
 
 
-def practice_item(family: str, split: Split, level: int, seed: int) -> TaskItem:
-    """The item of `seed`; deterministic. Raises ValueError on an unknown family or level."""
-    return _family(family).generate(seed, split, level)
-
-
-def practice_stream(family: str, split: Split, seed: int, weights: Mapping[int, float] | None = None) -> Iterator[TaskItem]:
-    """Items of `family` without end, levels drawn by `weights` (None: the family's mix). Raises ValueError on an unknown family."""
-    return _family(family).stream(seed, split, weights)
-
-
 def group_stream(group: str, split: Split, seed: int) -> Iterator[TaskItem]:
     """Items of a group's families without end, each family as often, in random order. Raises ValueError on an unknown group."""
     if group not in GROUPS:
         raise ValueError(f"no group {group!r}; there is: {', '.join(GROUPS)}")
-    streams = [practice_stream(family, split, seed) for family in GROUPS[group]]
+    streams = [FAMILIES[family].stream(seed, split) for family in GROUPS[group]]
     rng = random.Random(f"{group}/stream/{split}/{seed}")
     while True:
         for stream in rng.sample(streams, len(streams)):
             yield replace(next(stream), task=group)
-
-
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
-        raise ValueError(f"no practice family {name!r}; there is: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
 
 
 _TEST_SEED = 20_260
@@ -66,11 +50,14 @@ class PracticeSource:
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """The endless training stream from position `start`."""
-        return itertools.islice(self._stream("train", seed), start, None)
+        return itertools.islice(self.stream("train", seed), start, None)
 
     def test(self, limit: int) -> Sequence[TaskItem]:
         """The first `limit` held-out items; the same ones whatever the training seed."""
-        return tuple(itertools.islice(self._stream("test", _TEST_SEED), limit))
+        return tuple(itertools.islice(self.stream("test", _TEST_SEED), limit))
 
-    def _stream(self, split: Split, seed: int) -> Iterator[TaskItem]:
-        return (group_stream if self._family in GROUPS else practice_stream)(self._family, split, seed)
+    def stream(self, split: Split, seed: int) -> Iterator[TaskItem]:
+        """Items of a split without end."""
+        if self._family in GROUPS:
+            return group_stream(self._family, split, seed)
+        return FAMILIES[self._family].stream(seed, split)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from edge.config.loader import Resolved, ValueAt, resolve
-from edge.config.schema import AgentConfig, Section
+from edge.config.schema import AgentConfig
+from edge.config.section import Section
 from tools.integrations.agent_keys import REFUSED_BY_TRL, not_held
 
 

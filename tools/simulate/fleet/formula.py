@@ -28,7 +28,8 @@ from typing import Any
 
 import yaml
 
-from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig, SpeedConfig
+from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
+from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, UsageError
 from tools.simulate.fleet.files import read
 

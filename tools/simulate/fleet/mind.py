@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from edge.config.schema import NotNegative, Positive, Rate, Section
+from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.rng import stream
 
 Number = Any

@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from edge.config.agent import resolve_agent_config
-from edge.config.numbers import check_sources
-from edge.config.schema import DeviceConfig, NotNegative, Positive, Section, SourceConfig, SpeedConfig
+from edge.config.device import DeviceConfig, SourceConfig, SpeedConfig, check_sources
+from edge.config.section import NotNegative, Positive, Section
 from edge.core.errors import UsageError
 from tools.simulate.fleet.files import is_known, read
 from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel

@@ -18,14 +18,12 @@ from coordinator.config import (
     BudgetsConfig,
     Count,
     FleetConfig,
-    NotNegative,
-    Positive,
     RatesConfig,
     ServiceConfig,
     TaskConfig,
 )
 from edge.config.loader import ValueAt
-from edge.config.schema import Rate, Section
+from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import UsageError
 from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates

@@ -24,8 +24,9 @@ from edge.app import model_file
 from edge.cli.measure import EngineRates, engine_rates, measure
 from edge.cli.measure import Measured as MeasuredDevice
 from edge.config.agent import resolve_agent_config
+from edge.config.device import DecodeRate, DeviceConfig
 from edge.config.device_profile import profile_text, write_profile
-from edge.config.schema import AgentConfig, DecodeRate, DeviceConfig
+from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
