@@ -51,7 +51,7 @@ def said(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
         return text
 
 
-def test_the_three_streams_are_the_process_s_only_descriptors(sandbox: Sandbox) -> None:
+def test_process_has_only_the_three_standard_streams(sandbox: Sandbox) -> None:
     boot = """
 import os, sys
 def is_open(fd):
@@ -96,7 +96,7 @@ print('all')
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_the_exit_status_comes_out(sandbox: Sandbox, status: int) -> None:
+def test_exit_status_is_returned(sandbox: Sandbox, status: int) -> None:
     with started(sandbox, f"import os; os._exit({status})") as (confined, _):
         assert confined.wait(20) == status
         assert confined.wait(0.0) == status
@@ -112,14 +112,14 @@ def test_a_running_process_has_no_status_and_can_be_killed_twice(sandbox: Sandbo
         confined.kill()
 
 
-def test_killing_at_once_after_the_start_leaves_nothing(sandbox: Sandbox) -> None:
+def test_kill_right_after_start_leaves_nothing(sandbox: Sandbox) -> None:
     for _ in range(5):
         with started(sandbox, "import time; time.sleep(1000)") as (confined, output):
             confined.kill()
             assert os.read(output, 1) == b""
 
 
-def test_temporary_files_fail_alike_everywhere(sandbox: Sandbox) -> None:
+def test_temporary_files_fail_in_the_same_way_everywhere(sandbox: Sandbox) -> None:
     """A verdict must not depend on which sandbox there is."""
     boot = """
 import tempfile
@@ -146,7 +146,7 @@ def test_many_threads_may_use_one_sandbox(sandbox: Sandbox) -> None:
     assert verdicts == dict.fromkeys(range(6), True)
 
 
-def test_it_says_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None:
+def test_sandbox_states_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None:
     assert sandbox.protection.isolates is (sandbox.name != "none")
     assert sandbox.protection.lacks
     assert choice.probe(sandbox) == ""
@@ -155,7 +155,7 @@ def test_it_says_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None
 # ---- the choice ----
 
 
-def test_the_best_sandbox_of_this_machine_is_the_first_that_works() -> None:
+def test_first_working_sandbox_is_chosen() -> None:
     names = {"linux": ["bubblewrap", "landlock"], "darwin": ["sandbox-exec"]}[sys.platform]
     working = [name for name in names if choice.look_for(name).sandbox is not None]
     if not working:
@@ -164,7 +164,7 @@ def test_the_best_sandbox_of_this_machine_is_the_first_that_works() -> None:
     assert choice.choose_sandbox("auto").name == choice.choose_sandbox("auto", unsafe=True).name == working[0]
 
 
-def test_without_any_sandbox_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_sandbox_the_error_is_one_line_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "look_for", lambda name: choice.Found(name, None, "gone"))
     with pytest.raises(UsageError, match="cannot be isolated") as raised:
         choice.choose_sandbox("auto")
@@ -173,7 +173,7 @@ def test_without_any_sandbox_one_line_says_what_to_do(monkeypatch: pytest.Monkey
         choice.choose_sandbox("bubblewrap", unsafe=True)
 
 
-def test_no_sandbox_is_used_only_by_those_who_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_is_used_only_on_explicit_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--unsafe-programs"):
         choice.choose_sandbox("none")
     assert choice.choose_sandbox("none", unsafe=True).name == "none"
@@ -199,7 +199,7 @@ if arguments[0] == "run":
 """
 
 
-def test_a_container_is_run_without_network_rights_or_downloads_and_removed(
+def test_container_runs_without_network_privileges_or_downloads_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime is a stand-in that runs the same interpreter; the real one is tried by the long tests where there is one."""
@@ -218,7 +218,7 @@ def test_a_container_is_run_without_network_rights_or_downloads_and_removed(
     assert sorted(line.split()[-1] for line in lines if line.startswith("rm --force")) == sorted(run.split()[2] for run in runs)
 
 
-def test_the_profile_for_macos_denies_by_default_and_quotes_paths() -> None:
+def test_macos_profile_denies_by_default_and_quotes_paths() -> None:
     from edge.verifiers.sandbox.interpreter import Interpreter
     from edge.verifiers.sandbox.sandbox_exec import profile
 

@@ -34,7 +34,7 @@ def spoiled(adapter: Path, base: Path) -> None:
     check_adapter(adapter)
 
 
-async def test_a_spoiled_adapter_that_serves_is_found_and_left(tmp_path: Path) -> None:
+async def test_damaged_promoted_adapter_is_detected_and_rolled_back(tmp_path: Path) -> None:
     sink, config = MemorySink(), gated_config(tmp_path / "state")
     async with build_agent(config, sink) as agent:
         await agent.learn(2)
@@ -53,7 +53,7 @@ async def test_a_spoiled_adapter_that_serves_is_found_and_left(tmp_path: Path) -
     assert [(one["from_version"], one["by"]) for one in told["went_back"]] == [(2, "anchors")]
 
 
-async def test_a_corrected_answer_is_learned_from_on_this_device_alone(tmp_path: Path) -> None:
+async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -> None:
     config = gated_config(tmp_path / "state", "use.share=0.5", "use.passes=1", "mode=auto")
     asked = Message("user", "What is 3 + 4?")
     async with build_agent(config, MemorySink(), lives_here=True) as agent:
