@@ -54,7 +54,7 @@ def shown(fleet: SecureFleet, written: Written | None, **settings: str) -> list[
     return [part for name, path in files.items() for part in ("--set", f"admin.{name}={path}")]
 
 
-async def test_every_command_works_with_an_administrators_certificate(fleet, run, tmp_path) -> None:
+async def test_every_command_works_with_an_administrator_certificate(fleet, run, tmp_path) -> None:
     async with administered(fleet) as (address, admins), device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
         there = ["--coordinator", admins, *shown(fleet, fleet.client_certificate("eve", role="admin"))]
         await lamp.register("9.1", ["math"])
@@ -85,7 +85,7 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
     assert not (tmp_path / "empty").exists()
 
 
-async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fleet, run) -> None:
+async def test_admin_token_is_enough_where_no_certificate_is_required(fleet, run) -> None:
     async with administered(fleet, client_cert=False) as (_, admins):
         for role, code in (("admin", 0), ("device", 1)):
             fleet.token_file(fleet.tokens.issue(role, "eve"))
@@ -97,7 +97,7 @@ async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fl
     assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told
 
 
-async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_path) -> None:
+async def test_missing_admin_credential_is_one_line(fleet, run, tmp_path) -> None:
     other = SecureFleet(tmp_path / "other")
     eve = fleet.client_certificate("eve", role="admin")
     cases = {
@@ -118,7 +118,7 @@ async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_p
         assert "speaks no TLS; remove admin.tls" in (await run("devices", "--coordinator", plain, *shown(fleet, eve)))[2]
 
 
-async def test_an_address_that_was_given_must_answer_and_is_never_spoken_to_in_the_clear(fleet, run) -> None:
+async def test_given_address_must_answer_and_is_never_contacted_in_plaintext(fleet, run) -> None:
     with socket.socket() as closed:  # bound, and nobody listens
         closed.bind(("127.0.0.1", 0))
         await _all_refused(run, f"127.0.0.1:{closed.getsockname()[1]}")
@@ -132,7 +132,7 @@ async def _all_refused(run: Run, gone: str) -> None:
         assert (code, stdout) == (1, "") and stderr.startswith(f"error: no coordinator answers at {gone}"), stderr
 
 
-async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run, tmp_path) -> None:
+async def test_address_and_credential_files_can_be_configured(fleet, run, tmp_path) -> None:
     eve = fleet.client_certificate("eve", role="admin")
     async with administered(fleet) as (_, admins):
         tls = {"ca": str(fleet.ca), "cert": str(eve.certificate), "key": str(eve.key)}
@@ -141,7 +141,7 @@ async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run
         assert (await run("upstreams", "--config", str(file)))[1].startswith("default: m")
 
 
-async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_without_a_credential(fleet, tmp_path, capsys) -> None:
+async def test_admin_port_keeps_local_commands_free_of_credentials(fleet, tmp_path, capsys) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps({"admin_listen": ["127.0.0.1:1"], "state_dir": str(tmp_path), "tls": fleet.tls_settings()}))
     async with administered(fleet):
@@ -150,7 +150,7 @@ async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_with
         assert "SERVING on unix:" in capsys.readouterr().out
 
 
-async def test_where_devices_show_tokens_administrators_still_show_certificates(fleet, run, caplog) -> None:
+async def test_administrators_need_certificates_where_devices_use_tokens(fleet, run, caplog) -> None:
     settings = {**fleet.tls_settings(), "require_client_cert": False}
     eve = fleet.client_certificate("eve", role="admin")
     async with fleet.running(tls=settings, admin_listen=("127.0.0.1:0",)) as (coordinator, address):

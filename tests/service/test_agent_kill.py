@@ -94,7 +94,7 @@ def ledger(state: Path) -> dict[str, int]:
     return one
 
 
-async def test_an_agent_killed_at_every_place_of_a_step_goes_on_and_no_call_is_paid_twice_or_lost(tmp_path: Path) -> None:
+async def test_agent_killed_anywhere_in_a_step_resumes_without_lost_or_double_paid_calls(tmp_path: Path) -> None:
     """One life for each place; the last one finishes what an agent that met no accident finishes."""
     calm, state = tmp_path / "calm" / "state", tmp_path / "killed" / "state"
     for place in ("collected:1", "checkpointed:1", "updated:1", "closed:1"):
@@ -110,7 +110,7 @@ async def test_an_agent_killed_at_every_place_of_a_step_goes_on_and_no_call_is_p
     assert (counts["charged_uusd"], counts["steps"]) == (expected[-1]["total_spend_uusd"], STEPS)
 
 
-async def test_a_coordinator_killed_in_the_middle_of_a_cloud_call_comes_back_and_the_ledger_agrees(tmp_path: Path) -> None:
+async def test_coordinator_killed_during_a_cloud_call_recovers_with_a_consistent_ledger(tmp_path: Path) -> None:
     state, killed = tmp_path / "state", 0
     async with agent_process(state) as process, asyncio.timeout(LIMIT_S):
         while killed < 2 and process.returncode is None:

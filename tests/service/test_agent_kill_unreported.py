@@ -137,7 +137,7 @@ def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-async def test_what_an_agent_committed_is_what_it_reported_wherever_it_is_killed(tmp_path: Path, kills: int) -> None:
+async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(tmp_path: Path, kills: int) -> None:
     killer = Killer(kills)
     async with fake_upstream() as upstream:
         upstream.reply = wrong

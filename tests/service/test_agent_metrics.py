@@ -89,7 +89,7 @@ def test_metrics_want_the_token_and_name_no_caller(tmp_path: Path) -> None:
     assert value(seen, "http_requests_total", method="GET", route="other", status="401") == 2
 
 
-def test_a_request_that_nobody_waits_for_is_counted_as_that(tmp_path: Path) -> None:
+def test_abandoned_request_is_counted_as_abandoned(tmp_path: Path) -> None:
     served = Served(World(tmp_path / "state", script=says, seconds_per_token=0.2))
     with in_a_thread(served.open) as url:
         with client_of(url, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):

@@ -76,7 +76,7 @@ async def test_a_question_is_answered_and_explained_and_its_answer_cannot_steer_
     assert [question.messages[-1].content for question in answers.asked] == ["2+2?"]
 
 
-async def test_ctrl_c_stops_the_answer_alone_keeps_what_was_shown_and_leaves_nothing_in_the_conversation(
+async def test_ctrl_c_stops_only_the_answer_keeps_the_shown_text_and_records_no_turn(
     chat: PseudoTerminal, answers: ScriptedAnswers
 ) -> None:
     await say(chat, f"first{ENTER}")
@@ -117,7 +117,7 @@ async def test_keys_edit_complete_and_send_lines(chat: PseudoTerminal, answers: 
     ]
 
 
-async def test_what_was_asked_is_found_again_in_a_later_conversation(state: Path, answers: ScriptedAnswers) -> None:
+async def test_input_history_is_available_in_a_later_conversation(state: Path, answers: ScriptedAnswers) -> None:
     async with at_a_terminal("chat", "--state", str(state)) as chat:
         await chat.sees(READY)
         for keys in (f"the red car{ENTER}", f"the blue car{ENTER}"):
@@ -134,7 +134,7 @@ async def test_what_was_asked_is_found_again_in_a_later_conversation(state: Path
     assert [question.messages[-1].content for question in answers.asked[2:]] == ["the blue car", "the red car"]
 
 
-async def test_nothing_is_remembered_where_that_is_switched_off(state: Path, answers: ScriptedAnswers) -> None:
+async def test_disabled_history_remembers_nothing(state: Path, answers: ScriptedAnswers) -> None:
     async with at_a_terminal("chat", "--state", str(state), "--no-history") as chat:
         await chat.sees(READY)
         await say(chat, f"a secret{ENTER}")

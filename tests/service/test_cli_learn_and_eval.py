@@ -20,7 +20,7 @@ def edge_agent(*words: str) -> str:
     return out
 
 
-def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
+def test_learn_writes_a_run_folder_resumes_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
     run = tmp_path / "run"
     learn = ["learn", "--tasks", "practice:arith", "--out", str(run), "--seed", "3", "--target-rate", "0.2", *SMALL, *THREADS]
 

@@ -38,7 +38,7 @@ def screen(out: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:].strip() for line in out.splitlines()}
 
 
-def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_folder_reports_that_nothing_runs_and_its_content(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(world.folder):  # a process without an endpoint, such as edge-agent learn, may hold it
         assert main(["status", "--state", str(world.folder)]) == 0
     shown = screen(capsys.readouterr().out)
@@ -48,7 +48,7 @@ def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World,
     assert " of 60 · tokens " in shown["budget"]
 
 
-async def test_a_running_agent_tells_address_process_rates_and_spend(world: World) -> None:
+async def test_running_agent_reports_address_process_rates_and_spend(world: World) -> None:
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
         async with serving(app, "127.0.0.1", 0) as url:
@@ -68,16 +68,14 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
     assert set(found["used_today"]) == {"answers", "serving", "learning"}
 
 
-def test_a_folder_that_is_not_there_is_told_in_one_line_and_is_not_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_folder_is_one_line_and_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--state", str(tmp_path / "none")]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and "name it with --state" in err
     assert not (tmp_path / "none").exists()
 
 
-async def test_another_agent_at_the_address_is_not_taken_for_the_one_of_the_folder(world: World, tmp_path: Path) -> None:
+async def test_another_agent_at_the_address_is_not_taken_for_this_folders(world: World, tmp_path: Path) -> None:
     """The folder's agent runs in a container, say, and another one has the same port here."""
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())

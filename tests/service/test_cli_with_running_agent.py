@@ -79,7 +79,7 @@ async def test_the_answer_alone_is_on_stdout_and_its_source_on_stderr_or_all_in_
     assert (answers.asked[-1].messages[0].content, answers.asked[-1].mode) == ("3+3?", "local-only")
 
 
-async def test_files_what_is_piped_in_and_options_reach_the_agent(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_files_piped_input_and_options_reach_the_agent(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alpha\n")
     (tmp_path / "b.md").write_text("beta")
     files = ("--file", str(tmp_path / "a.txt"), "--file", str(tmp_path / "b.md"))
@@ -94,7 +94,7 @@ async def test_files_what_is_piped_in_and_options_reach_the_agent(state: Path, a
     assert question.task == "arith:easy"
 
 
-async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: Path, answers: ScriptedAnswers) -> None:
+async def test_exit_code_reports_a_fallback_only_on_request(state: Path, answers: ScriptedAnswers) -> None:
     answers.note = replace(NOTE, source="local-fallback", reason="the model asked for help, but the budget is gone")
     assert (await ask(state))[:2] == (0, "4\n")
     code, out, err = await ask(state, "--fail-on-fallback")
@@ -113,7 +113,7 @@ async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: P
     ],
     ids=["budget", "switch", "in the stream"],
 )
-async def test_a_demanded_cloud_that_fails_is_one_line(
+async def test_failed_cloud_only_request_is_one_line(
     state: Path, answers: ScriptedAnswers, failure: Exception, after: int, told: str
 ) -> None:
     answers.failure, answers.fail_after = failure, after
@@ -131,7 +131,7 @@ async def test_a_demanded_cloud_that_fails_is_one_line(
     ],
     ids=["binary", "latin", "large"],
 )
-def test_a_file_that_cannot_be_read_as_text_is_refused_before_anything_is_asked(
+def test_non_text_file_is_refused_before_anything_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
 ) -> None:
     (tmp_path / "data").write_bytes(content)
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_as_text_is_refused_before_anything_is_asked(
     assert (out, err.count("\n")) == ("", 1) and words in err
 
 
-async def test_what_the_running_agent_cannot_do_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
+async def test_unsupported_option_for_a_running_agent_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
     for words, told in (
         (("--file", str(state)), "Is a directory"),
         (("--cloud", "--local-only"), "local-only and cloud-only are two modes"),
@@ -153,7 +153,7 @@ async def test_what_the_running_agent_cannot_do_is_wrong_usage(state: Path, answ
         assert told in err
 
 
-async def test_commands_show_the_token_that_the_agent_asks_for(answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_commands_send_the_token_that_the_agent_requires(answers: ScriptedAnswers, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     app = build_app(answers, ScriptedControl(answers), ManualClock(), token=make_token(token_file))
     async with serving(app, "127.0.0.1", 0) as url:
@@ -186,7 +186,7 @@ async def test_the_callers_kill_switch_binds_a_running_agent_and_is_the_reason(s
     assert (code, "--never-send forbids it" in err) == (1, True)
 
 
-async def test_the_callers_mode_travels_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_callers_mode_is_sent_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mode: local-only\n", encoding="utf-8")
     for words in (("--config", str(file)), ("--mode", "prefer-local"), ()):
@@ -207,7 +207,7 @@ async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path
     ]
 
 
-async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(state: Path, answers: ScriptedAnswers) -> None:
+async def test_chat_prints_one_json_object_a_line_and_continues_after_failures(state: Path, answers: ScriptedAnswers) -> None:
     code, out, err = await edge_agent("chat", "--json", "--state", str(state), stdin="one\n/nonsense\n/budget\n/why\n")
     assert (code, err) == (0, "")
     one, nonsense, budget, why = map(json.loads, out.splitlines())
@@ -220,7 +220,7 @@ async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(stat
     assert (code, [json.loads(line)["error"] for line in out.splitlines()]) == (0, ["too long"] * 2)
 
 
-async def test_chat_reads_lines_as_they_come_and_a_signal_while_it_waits_ends_it(state: Path) -> None:
+async def test_chat_reads_lines_as_they_arrive_and_a_signal_while_waiting_ends_it(state: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edge.cli", "chat", "--json", "--state", str(state), stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -250,7 +250,7 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
     ]
 
 
-async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
+async def test_endpoint_file_of_a_killed_agent_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}', encoding="utf-8")
     async with running_agent(tmp_path) as remote:
         assert remote is None
@@ -264,7 +264,7 @@ def version(number: int, *, serving: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def test_adapters_learning_and_the_report_are_those_of_the_running_agent(state: Path, control: Judged) -> None:
+async def test_adapters_learning_and_report_come_from_the_running_agent(state: Path, control: Judged) -> None:
     place = ("--state", str(state))
     control.versions = [version(3, serving=False), version(4, serving=True)]
     code, out, _ = await edge_agent("adapters", "list", *place)

@@ -98,9 +98,7 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     assert not precedence.busy
 
 
-async def test_many_prompts_of_one_request_are_continued_a_few_at_a_time(
-    client: openai.AsyncOpenAI, backend: CountingBackend
-) -> None:
+async def test_many_prompts_of_one_request_run_a_few_at_a_time(client: openai.AsyncOpenAI, backend: CountingBackend) -> None:
     prompts = [f"prompt {number}" for number in range(30)]
     stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
     assert {choice.index async for chunk in stream for choice in chunk.choices} == set(range(30))
@@ -131,7 +129,7 @@ async def test_echo_with_a_continuation_scores_both_in_one_list(client: openai.A
     assert choice.logprobs.text_offset == [0, 2, 5, 8]
 
 
-async def test_token_ids_are_prompts_too(client: openai.AsyncOpenAI, url: str) -> None:
+async def test_token_ids_are_accepted_as_prompts(client: openai.AsyncOpenAI, url: str) -> None:
     async with aiohttp.ClientSession() as http:
         async with http.post(f"{url}/tokenize", json={"prompt": "to be", "add_special_tokens": False}) as reply:
             found = await reply.json()
@@ -177,20 +175,20 @@ async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: opena
         ({"n": 9}, "n"),
     ],
 )
-async def test_what_cannot_be_completed_is_refused_with_its_name(url: str, fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_completion_is_refused_by_name(url: str, fields: dict[str, Any], param: str) -> None:
     body = {"model": "edge", "prompt": "x", **fields}
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status in (400, 404)
         assert (await reply.json())["error"]["param"] == param
 
 
-async def test_unknown_ids_are_refused_before_anything_is_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_unknown_token_ids_are_refused_before_streaming(client: openai.AsyncOpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
-async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
+async def test_closing_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
     stream = await client.completions.create(model="edge", prompt="x", stream=True)
     async for _ in stream:
         break
@@ -198,7 +196,7 @@ async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI,
     await precedence.idle()
 
 
-async def test_several_chat_answers_each_say_where_they_came_from(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_each_of_several_chat_answers_reports_its_source(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3, seed=5)
     assert [choice.index for choice in done.choices] == [0, 1, 2]
     assert {choice.message.content for choice in done.choices} == {"The answer."}
@@ -209,7 +207,7 @@ async def test_several_chat_answers_each_say_where_they_came_from(client: openai
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 21)
 
 
-async def test_several_streamed_chat_answers_are_told_apart(client: openai.AsyncOpenAI) -> None:
+async def test_several_streamed_chat_answers_have_distinct_indices(client: openai.AsyncOpenAI) -> None:
     texts, finishes, usages = ["", ""], [], []
     stream = await client.chat.completions.create(
         model="edge", messages=[{"role": "user", "content": "?"}], n=2, stream=True, stream_options={"include_usage": True}
@@ -225,7 +223,7 @@ async def test_several_streamed_chat_answers_are_told_apart(client: openai.Async
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_chat_log_probabilities_are_those_of_the_content(client: openai.AsyncOpenAI, streamed: bool) -> None:
+async def test_chat_log_probabilities_cover_the_content(client: openai.AsyncOpenAI, streamed: bool) -> None:
     ask: dict[str, Any] = {"model": "edge", "messages": [{"role": "user", "content": "?"}], "logprobs": True, "top_logprobs": 1}
     if streamed:
         chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
@@ -238,13 +236,13 @@ async def test_chat_log_probabilities_are_those_of_the_content(client: openai.As
     assert {entry.top_logprobs[0].logprob for entry in told} == {-0.25}
 
 
-async def test_text_of_the_cloud_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_cloud_text_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     answers.note = AnswerNote("", "cloud")
     done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], logprobs=True)
     assert done.choices[0].logprobs is None
 
 
-async def test_one_of_several_answers_that_fails_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_failure_of_one_of_several_answers_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     answers.failure, answers.fail_after = RuntimeError("broken"), 2
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3)

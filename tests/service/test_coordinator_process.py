@@ -41,7 +41,7 @@ async def verify(child: CoordinatorProcess) -> None:
     assert code == 0, stdout + stderr
 
 
-async def test_a_backup_made_while_serving_takes_the_ledgers_place(tmp_path, upstream) -> None:
+async def test_backup_made_while_serving_can_replace_the_ledger(tmp_path, upstream) -> None:
     first, second, copy = tmp_path / "first", tmp_path / "second", tmp_path / "backup.sqlite3"
     first.mkdir()
     (second / "state").mkdir(parents=True)
@@ -62,7 +62,7 @@ async def test_a_backup_made_while_serving_takes_the_ledgers_place(tmp_path, ups
     assert len(upstream.keys) == asked
 
 
-async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothing(tmp_path, upstream) -> None:
+async def test_kill_9_during_a_cloud_call_charges_once_and_loses_nothing(tmp_path, upstream) -> None:
     """The hold becomes IN_DOUBT and is charged; the same key gets OUTCOME_UNKNOWN for ever; a new key works; the books add up."""
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = client_of(child, max_retries=2)
@@ -103,7 +103,7 @@ async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothi
         await verify(child)
 
 
-async def test_a_client_rides_out_a_restart_with_the_same_key(tmp_path, upstream) -> None:
+async def test_client_survives_a_restart_with_the_same_key(tmp_path, upstream) -> None:
     """Killed before anything was asked upstream: the client waits for the new process and is answered once."""
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = client_of(child, connect_timeout_s=20.0)
@@ -116,7 +116,7 @@ async def test_a_client_rides_out_a_restart_with_the_same_key(tmp_path, upstream
     assert upstream.keys == ["local|k1|1"]
 
 
-async def test_kill_9_during_many_calls_leaves_books_that_add_up(tmp_path, upstream) -> None:
+async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, upstream) -> None:
     settings = settings_for(upstream, budgets={"device": {"calls_limit": 12}})
     async with coordinator_process(tmp_path, settings) as child:
         client = client_of(child, max_retries=0)
@@ -182,7 +182,7 @@ async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
     await verify(child)
 
 
-async def test_without_a_configuration_the_bundled_model_answers_and_spend_moves(tmp_path) -> None:
+async def test_without_configuration_the_bundled_model_answers_and_spend_is_counted(tmp_path) -> None:
     async with coordinator_process(tmp_path, {}) as child:
         client = client_of(child)
         completion = await client.complete(call(prompt="What is 2 + 3?"), 60.0)

@@ -80,7 +80,7 @@ async def test_a_disabled_device_is_refused_with_a_reason_while_its_open_call_is
     assert verify_file(tmp_path / "ledger.sqlite3").ok
 
 
-async def test_who_watches_is_told_at_once_that_it_was_disabled(tmp_path) -> None:
+async def test_watcher_is_notified_immediately_when_its_device_is_disabled(tmp_path) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)),
         administrator(tmp_path) as admin,

@@ -20,7 +20,7 @@ from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verif
 DEVICES = 12
 
 
-async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order(tmp_path) -> None:
+async def test_drain_announces_refuses_settles_checkpoints_and_stops_in_this_order(tmp_path) -> None:
     release = asyncio.Event()
 
     async def held(request):
@@ -76,7 +76,7 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
         await verify(child)
 
 
-async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_add_up(tmp_path) -> None:
+async def test_second_signal_speeds_up_the_drain_and_the_ledger_stays_consistent(tmp_path) -> None:
     async with fake_upstream() as upstream:
         upstream.reply = upstream.hang
         settings = settings_for(upstream, service={"drain_grace_s": 600.0})
@@ -99,7 +99,7 @@ async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_
         await verify(child)
 
 
-async def test_a_service_manager_is_told_ready_alive_and_stopping_and_an_interrupt_ends_it(tmp_path, monkeypatch) -> None:
+async def test_service_manager_is_notified_of_ready_alive_and_stopping(tmp_path, monkeypatch) -> None:
     path = tmp_path / "n.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(path))

@@ -95,7 +95,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("sent", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
-async def test_what_two_readers_could_understand_differently_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
+async def test_ambiguous_http_framing_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
         came = await said_to(port, sent)
         assert came.count(b"HTTP/1.1 ") <= 1
@@ -135,7 +135,7 @@ async def test_too_many_and_too_long_headers_are_refused(answers: ScriptedAnswer
     assert answers.asked == []
 
 
-async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -> None:
+async def test_body_that_does_not_arrive_is_abandoned(answers: ScriptedAnswers) -> None:
     async with served(answers, limits=LIMITS) as port:
         came = await said_to(port, post(ASK[:9], length=500))
         assert came.startswith(b"HTTP/1.1 408 ")
@@ -143,7 +143,7 @@ async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", post(ASK[:9], length=500)])
-async def test_a_connection_on_which_nothing_is_finished_is_cut(answers: ScriptedAnswers, sent: bytes) -> None:
+async def test_connection_without_progress_is_closed(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
         assert await said_to(port, sent) == b""
 
@@ -157,7 +157,7 @@ class Crowded(TimedProtocol):
 @pytest.mark.parametrize(
     "said", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
 )
-async def test_connections_that_only_wait_make_room_for_a_person(answers: ScriptedAnswers, said: bytes) -> None:
+async def test_idle_connections_are_closed_to_accept_new_ones(answers: ScriptedAnswers, said: bytes) -> None:
     async with served(answers, protocol=Crowded) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * Crowded.most_connections)]
         for _, writer in idle:
@@ -167,7 +167,7 @@ async def test_connections_that_only_wait_make_room_for_a_person(answers: Script
             writer.close()
 
 
-async def test_where_every_connection_has_work_the_refusal_is_an_error_like_others(answers: ScriptedAnswers) -> None:
+async def test_refusal_with_all_connections_busy_is_an_ordinary_error(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
     async with served(answers, protocol=Crowded) as port, asyncio.TaskGroup() as group:
@@ -183,14 +183,14 @@ async def test_where_every_connection_has_work_the_refusal_is_an_error_like_othe
     assert all(task.result().startswith(b"HTTP/1.1 200 ") for task in busy)
 
 
-async def test_what_is_no_http_is_told_so_in_the_form_of_every_error(answers: ScriptedAnswers) -> None:
+async def test_non_http_bytes_get_the_common_error_form(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
         head, _, body = (await said_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-async def test_bodies_that_are_still_to_come_take_nobodys_place(answers: ScriptedAnswers) -> None:
+async def test_incomplete_bodies_do_not_occupy_request_places(answers: ScriptedAnswers) -> None:
     async with served(answers, limits=Limits(posts=2)) as port:
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         for _, writer in slow:
@@ -201,7 +201,7 @@ async def test_bodies_that_are_still_to_come_take_nobodys_place(answers: Scripte
             writer.close()
 
 
-async def test_the_switch_that_stops_the_spending_works_while_everybody_asks(answers: ScriptedAnswers) -> None:
+async def test_kill_switch_works_under_full_load(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
     async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
@@ -216,9 +216,7 @@ async def test_the_switch_that_stops_the_spending_works_while_everybody_asks(ans
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_client_that_sends_all_of_a_body_too_large_reads_why_it_is_refused(
-    answers: ScriptedAnswers, chunked: bool
-) -> None:
+async def test_client_that_sends_a_whole_oversized_body_reads_the_refusal(answers: ScriptedAnswers, chunked: bool) -> None:
     large = b"x" * (8 << 20)
     sent = post(b"%x\r\n%s\r\n0\r\n\r\n" % (len(large), large), CHUNKED, length=-1) if chunked else post(large)
     async with served(answers) as port:
@@ -227,7 +225,7 @@ async def test_a_client_that_sends_all_of_a_body_too_large_reads_why_it_is_refus
     assert b"request_too_large" in came
 
 
-async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnswers) -> None:
+async def test_client_that_does_not_read_blocks_nobody(answers: ScriptedAnswers) -> None:
     answers.pieces = ["word " * 20_000] * 400
     async with served(answers, protocol=Hasty) as port:
         body = ASK[:-1] + b', "stream": true}'
@@ -240,7 +238,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnsw
         assert len(answers.asked) == 1
 
 
-async def test_pipelined_requests_are_answered_one_after_the_other(answers: ScriptedAnswers) -> None:
+async def test_pipelined_requests_are_answered_in_order(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
         came = await said_to(port, post().replace(b"connection: close\r\n", b"") + post())
     assert came.count(b"HTTP/1.1 200 ") == 2
@@ -259,7 +257,7 @@ def opened_to(reply: aiohttp.ClientResponse) -> str | None:
     return reply.headers.get("access-control-allow-origin")
 
 
-async def test_only_named_origins_are_let_in_and_never_with_credentials(answers: ScriptedAnswers) -> None:
+async def test_only_named_origins_are_allowed_and_never_with_credentials(answers: ScriptedAnswers) -> None:
     preflight = {
         "access_control_request_method": "POST",
         "access_control_request_headers": "authorization, content-type, x\n"[:-1],
@@ -288,7 +286,7 @@ async def test_a_named_origin_still_needs_the_token_and_can_read_the_refusal(ans
         assert allowed.status == 200
 
 
-async def test_without_the_token_there_is_only_liveness_and_the_page(answers: ScriptedAnswers) -> None:
+async def test_without_the_token_only_liveness_and_the_page_are_served(answers: ScriptedAnswers) -> None:
     async with served(answers, token="a-token-of-enough-letters") as port:
         got = {
             path: (await asked_by(port, "GET", path)).status
@@ -311,7 +309,7 @@ async def test_a_unix_socket_is_served_too_for_this_user_alone(answers: Scripted
         assert not path.exists()
 
 
-async def test_a_unix_socket_that_somebody_else_uses_is_left_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_unix_socket_in_use_is_left_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     async with served(answers, socket_path=path):
         with pytest.raises(EdgeError, match=r"agent\.sock"):

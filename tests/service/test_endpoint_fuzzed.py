@@ -46,7 +46,7 @@ def _little_to_remember() -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_every_route_answers_as_it_is_described(case: schemathesis.Case) -> None:
+def test_every_route_answers_as_described(case: schemathesis.Case) -> None:
     _of_a_known_model(case)
     response = case.call(headers=AUTHORIZED)
     assert response.status_code < 500
@@ -62,7 +62,7 @@ def _of_a_known_model(case: schemathesis.Case) -> None:
 
 @SCHEMA.parametrize()
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-def test_every_route_but_liveness_wants_the_token(case: schemathesis.Case) -> None:
+def test_every_route_except_liveness_requires_the_token(case: schemathesis.Case) -> None:
     case.headers.pop("authorization", None)
     for headers in ({}, {"authorization": "Bearer other"}, {"authorization": TOKEN}):
         response = case.call(headers=headers)

@@ -110,7 +110,7 @@ async def _disturbed(folder: Path) -> dict[str, Any]:
     return await _finished(folder)
 
 
-async def test_a_cell_that_was_killed_and_stopped_leaves_what_an_undisturbed_one_leaves(tmp_path: Path) -> None:
+async def test_killed_and_stopped_cell_gives_the_result_of_an_undisturbed_one(tmp_path: Path) -> None:
     smooth, rough = await asyncio.gather(_finished(tmp_path / "smooth"), _disturbed(tmp_path / "rough"))
     assert smooth["key"] == rough["key"]
     assert smooth["series"] == rough["series"]

@@ -44,9 +44,7 @@ def row_with(text: str) -> list[str]:
         ("too large", sends(forever=b"x" * 10_000), None),
     ],
 )
-async def test_every_fault_ends_as_the_table_of_failures_says(
-    tmp_path, row: str, behaviour: Behaviour, charged: int | None
-) -> None:
+async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, behaviour: Behaviour, charged: int | None) -> None:
     """`charged` in micro-USD; None: the hold."""
     _, told, shown, cost, _ = row_with(row)
     store: Any = MemoryLedgerStore()
@@ -66,7 +64,7 @@ async def test_every_fault_ends_as_the_table_of_failures_says(
     assert ("the hold" if charged is None else "usage" if charged else "nothing") in cost
 
 
-async def test_a_request_with_tools_for_an_upstream_without_them_ends_as_the_table_says(tmp_path) -> None:
+async def test_tools_request_to_an_upstream_without_tools_ends_as_the_table_says(tmp_path) -> None:
     _, told, shown, cost, _ = row_with("tools")
     store, provider = MemoryLedgerStore(), FaultyProvider(1, FaultRates())
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:

@@ -26,7 +26,7 @@ asyncio.run(work())
 """
 
 
-def test_a_second_interrupt_ends_the_process_though_a_step_cannot_be_cut() -> None:
+def test_second_interrupt_ends_the_process_during_an_uninterruptible_step() -> None:
     with subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -71,7 +71,7 @@ def read_line(terminal: int) -> bytes:
     return said
 
 
-def test_a_closed_terminal_lets_the_work_be_finished(tmp_path: Path) -> None:
+def test_closed_terminal_lets_the_work_finish(tmp_path: Path) -> None:
     terminal, end = os.openpty()
     told = tmp_path / "told"
     command = [sys.executable, "-c", HANGS_UP, str(told)]

@@ -139,9 +139,7 @@ def items(family: str, count: int, levels: dict[int, float]) -> list[TaskItem]:
     return list(islice(practice_stream(family, "test", SEED, levels), count))
 
 
-async def test_generated_answers_and_their_accuracy_are_the_engine_s_own(
-    url: str, engine: LlamaCppBackend, tmp_path: Path
-) -> None:
+async def test_generated_answers_and_accuracy_equal_the_engines_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
     asked = items("arith", 10, {1: 1.0, 3: 1.0})
     found = await asyncio.to_thread(
         evaluate,
@@ -166,7 +164,7 @@ async def _boxed(engine: LlamaCppBackend, item: TaskItem) -> str:
     return answer.group(1) if answer else "[invalid]"
 
 
-async def test_log_likelihoods_and_choices_are_the_engine_s_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
+async def test_log_likelihoods_and_choices_equal_the_engines_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
     asked = [_choice_of(item) for item in items("science", 8, {1: 1.0})]
     arguments = f"model=edge,base_url={url}/v1/completions,max_length=1024"
     found = await asyncio.to_thread(evaluate, tmp_path / "science", "local-completions", arguments, SCIENCE, asked)

@@ -62,7 +62,7 @@ async def installed(folder: Path) -> Path:
     return folder
 
 
-async def test_a_foreign_client_does_everything_a_device_does(tmp_path) -> None:
+async def test_node_client_does_everything_a_device_does(tmp_path) -> None:
     (tmp_path / "node").mkdir()
     folder = await installed(tmp_path / "node")
     async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:

@@ -64,7 +64,7 @@ async def failure(provider: OpenAICompatibleProvider, request: ProviderRequest, 
     return failed.value
 
 
-async def test_a_completion_has_text_an_end_and_a_usage_within_the_bounds(server: RealServer) -> None:
+async def test_completion_has_text_a_finish_reason_and_usage_within_the_bounds(server: RealServer) -> None:
     async with provider_of(server) as provider:
         result = await provider.complete(asks())
         assert result.text and result.upstream_id and result.finish in ("stop", "length")
@@ -108,7 +108,7 @@ async def test_a_wrong_key_is_refused(server: RealServer, streams: bool) -> None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_the_total_deadline_holds_and_the_server_goes_on(server: RealServer, streams: bool) -> None:
+async def test_total_deadline_applies_and_the_server_survives(server: RealServer, streams: bool) -> None:
     async with provider_of(server) as provider:
         error = await failure(provider, asks(deadline_s=0.002), streams)
         assert error.kind in ("deadline", "connect_timeout")
@@ -117,7 +117,7 @@ async def test_the_total_deadline_holds_and_the_server_goes_on(server: RealServe
 
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer, streams: bool) -> None:
+async def test_rate_limited_proxy_did_not_execute(litellm: RealServer, streams: bool) -> None:
     async with provider_of(litellm) as provider:
         error = await failure(provider, asks(model="busy"), streams)
         assert (error.kind, error.executed) == ("http_429", False)
@@ -125,9 +125,7 @@ async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer,
 
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_proxy_whose_own_upstream_is_dead_leaves_it_open_whether_it_was_executed(
-    litellm: RealServer, streams: bool
-) -> None:
+async def test_proxy_with_a_dead_upstream_leaves_execution_unknown(litellm: RealServer, streams: bool) -> None:
     async with provider_of(litellm) as provider:
         error = await failure(provider, asks(model="dead"), streams)
         assert (error.kind, error.executed) == ("http_500", None)

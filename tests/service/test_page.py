@@ -159,7 +159,7 @@ async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
 # ---------------------------------------------------------------- chat
 
 
-async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_answer_grows_without_moving_the_page_and_is_announced_once(page: Page, stage: Stage, agent: PageAgent) -> None:
     gate = asyncio.Event()
     agent.answers.pieces = [
         "<think>\nStep 1\n</think>\n<answer>",
@@ -190,7 +190,7 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
     assert await focused(page) == "question"
 
 
-async def test_enter_sends_shift_enter_begins_a_line_and_a_conversation_goes_on_until_a_new_chat(
+async def test_enter_sends_shift_enter_adds_a_line_and_a_conversation_lasts_until_a_new_chat(
     page: Page, stage: Stage, agent: PageAgent
 ) -> None:
     await arrive(page, stage.show(agent))
@@ -209,15 +209,15 @@ async def test_enter_sends_shift_enter_begins_a_line_and_a_conversation_goes_on_
     assert asked == [["one\ntwo"], ["one\ntwo", "She has \\boxed{37} apples.", "second"], ["third"]]
 
 
-async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_boxes_are_unwrapped_whatever_they_hold_and_code_stays_unchanged(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
     await arrive(page, stage.show(agent))
     for text, wanted in PLAIN.items():
         assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
 
 
-async def test_an_answer_says_where_it_came_from_is_explained_and_judged_by_keyboard(
-    page: Page, stage: Stage, agent: PageAgent
-) -> None:
+async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.note = note("cloud")
     await arrive(page, stage.show(agent))
     await ask(page, "Mia has 14 apples and buys 23 more")
@@ -247,7 +247,7 @@ async def test_an_answer_says_where_it_came_from_is_explained_and_judged_by_keyb
     assert said == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
 
 
-async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_stop_ends_the_answer_keeps_its_text_and_allows_asking_again(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.pieces = ["<answer>", "half of it", " the rest", "</answer>"]
     agent.answers.wait_before = {2: asyncio.Event()}
     await arrive(page, stage.show(agent))
@@ -264,7 +264,7 @@ async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(pag
     assert [message.content for message in agent.answers.asked[-1].messages] == ["long"]
 
 
-async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_reload_keeps_conversation_feedback_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent))
     await ask(page, "keep me")
     await press_button(page, "Good")
@@ -301,7 +301,7 @@ async def test_a_correction_is_in_view_above_the_question_and_enter_sends_it(pag
     assert (said[-1]["verdict"], said[-1]["correction"]) == ("bad", "38")
 
 
-async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_failure_in_the_middle_keeps_the_text_so_far(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.failure, agent.answers.fail_after = CoordinatorUnavailable("the coordinator went away"), 4
     await arrive(page, stage.show(agent))
     await send_question(page, "half")
@@ -310,7 +310,7 @@ async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage,
     assert "the coordinator went away" in await text_of(page, ".answer-head")
 
 
-async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_code_block_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
     program = "def f(xs):\n    return [x for x in xs if x < 3 & 1]"
     agent.answers.pieces = ["<answer>So:\n```py", f"thon\n{program[:20]}", f"{program[20:]}\n``", "`\ndone</answer>"]
     await arrive(page, stage.show(agent))
@@ -328,7 +328,7 @@ async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage:
 # ---------------------------------------------------------------- budget
 
 
-async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_limit_is_typed_and_set_and_an_invalid_amount_is_reported(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     amount = "#limit input[data-unit=spend_limit_uusd]"
@@ -391,7 +391,7 @@ async def hold_budgets(page: Page, method: str) -> None:
     )
 
 
-async def test_what_is_chosen_while_the_reply_is_on_its_way_stays_chosen(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_choice_made_while_the_reply_is_pending_stays(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     await hold_budgets(page, "POST")
@@ -407,7 +407,7 @@ async def test_what_is_chosen_while_the_reply_is_on_its_way_stays_chosen(page: P
     assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": None}
 
 
-async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_stale_reply_does_not_revert_a_switch(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     await hold_budgets(page, "GET")
@@ -445,7 +445,7 @@ async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page
     assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
 
 
-async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_rollback_asks_for_confirmation_and_restores_the_focus(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "learning")
     await page.until(FILLED["learning"])
     await page.value("[...document.querySelectorAll('#adapters button')].find((one) => one.dataset.version === '75').focus()")
@@ -478,7 +478,7 @@ async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent:
 # ---------------------------------------------------------------- outbox
 
 
-async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_outbox_shows_every_byte_sent_and_what_was_withheld(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "outbox")
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
@@ -505,7 +505,7 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page
 # ---------------------------------------------------------------- away and back, token
 
 
-async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_lost_coordinator_is_reported_and_answers_continue(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.control.state |= {"online": False, "offline_reason": "no route to the coordinator"}
     await arrive(page, stage.show(agent))
     assert "offline: no route to the coordinator" in await text_of(page, "#headline")
@@ -516,7 +516,7 @@ async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, stage:
     await page.until("document.getElementById('headline').className === ''")
 
 
-async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(tab: Page, agent: PageAgent) -> None:
+async def test_agent_restart_loses_nothing_typed(tab: Page, agent: PageAgent) -> None:
     async with page_of(agent) as url:
         await arrive(tab, url)
         await ask(tab, "before")
@@ -533,7 +533,7 @@ async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(tab: Page
         assert [message.content for message in agent.answers.asked[-1].messages][::2] == ["before", "while away"]
 
 
-async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(tab: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_token_is_asked_once_kept_for_the_tab_and_never_shown(tab: Page, stage: Stage, agent: PageAgent) -> None:
     agent = lived_in_agent(token="open sesame")
     url = stage.show(agent)
     await tab.open(f"{url}/#budget")
@@ -556,7 +556,7 @@ async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(tab: P
     assert not [one for one in tab.requested if "sesame" in one]
 
 
-async def test_what_cannot_be_had_is_said_in_its_place_and_the_rest_goes_on(tab: Page, stage: Stage) -> None:
+async def test_failed_request_is_reported_in_its_place_and_the_rest_works(tab: Page, stage: Stage) -> None:
     routes = {"/api/budget", "/api/feedback", "/api/sent", "/api/report", "/api/learning", "/api/whatif"}
     agent = lived_in_agent(failing=frozenset(routes))
     url = stage.show(agent)
@@ -577,7 +577,7 @@ async def test_what_cannot_be_had_is_said_in_its_place_and_the_rest_goes_on(tab:
     assert not [one for one in tab.complaints if "exceptionThrown" in one or "TypeError" in one]
 
 
-async def test_a_new_agent_says_what_is_not_there_yet(page: Page, stage: Stage) -> None:
+async def test_new_agent_shows_what_is_still_missing(page: Page, stage: Stage) -> None:
     url = stage.show(new_agent())
     await arrive(page, url, "budget")
     await page.until("document.getElementById('dials').textContent.includes('No task has a dial yet')")
@@ -600,7 +600,7 @@ MARKUP = """<img src=x onerror=document.title='owned'><script>document.title='ow
 
 
 @pytest.mark.parametrize("text", [MARKUP, "__proto__"], ids=["markup", "a name of every object"])
-async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stage: Stage, text: str) -> None:
+async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text: str) -> None:
     agent = lived_in_agent(4)
     control = agent.control
     agent.answers.pieces, agent.answers.note = [f"<think>{text}</think><answer>", text, "</answer>"], note("local", reason=text)
@@ -644,7 +644,7 @@ async def test_the_browser_itself_refuses_markup_from_text(tab: Page, stage: Sta
     assert await tab.value("fetch('https://example.org').then(() => 'gone', () => 'held')") == "held"
 
 
-async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> None:
+async def test_every_page_file_is_served_and_none_builds_markup_from_text() -> None:
     folder = files("edge.serve").joinpath("page")
     on_disk = {one.name: one.read_text() for one in folder.iterdir()}
     assert {file.name for file, _ in _PAGE.values()} == set(on_disk)
@@ -654,7 +654,9 @@ async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, stage: Stage, agent: PageAgent, theme: str) -> None:
+async def test_every_view_is_readable_and_labelled_in_light_and_dark(
+    page: Page, stage: Stage, agent: PageAgent, theme: str
+) -> None:
     await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     await page.send("Accessibility.enable")
     await arrive(page, stage.show(agent))
@@ -679,7 +681,7 @@ async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, st
 
 
 @pytest.mark.parametrize(("width", "height"), [(320, 600), (1280, 900)])
-async def test_no_view_must_be_scrolled_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
+async def test_no_view_scrolls_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
     for view in VIEWS:
         await arrive(page, stage.show(agent), view, width, height)
         await page.until(FILLED[view])
@@ -703,7 +705,7 @@ async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(pag
         assert places == sorted(set(places)), view
 
 
-async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_views_can_be_linked_and_work_with_back(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent))
     await focus(page, "#to-budget")
     await key(page, "Enter")

@@ -89,7 +89,7 @@ def planted(count: int):
     return list(islice((one for one in corpus(seed=11, count=count) if one.in_reach and one.region is None), 400))
 
 
-async def test_nothing_planted_arrives_from_answering_streaming_hints_learning_and_retries(tmp_path: Path) -> None:
+async def test_planted_secrets_never_arrive_from_answers_streams_hints_learning_or_retries(tmp_path: Path) -> None:
     secrets = planted(4)
     async with guarded_wire(tmp_path) as wire:
         for number, one in enumerate(secrets[::3]):
@@ -139,7 +139,7 @@ def _check_entries(wire: Wire) -> None:
     assert not any(is_told(one.secret, text) for one in planted(4) for text in texts)
 
 
-async def test_what_a_rule_forbids_reaches_nobody_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:
+async def test_rule_blocked_text_is_never_sent_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:
     async with guarded_wire(tmp_path) as wire:
         with pytest.raises(Withheld):
             await wire.client.complete(call("k1", "The  VAULT code is 1"), 10.0)

@@ -32,7 +32,7 @@ async def next_told(child: CoordinatorProcess) -> str:
     return line
 
 
-async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp_path: Path) -> None:
     async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = GrpcCoordinatorClient(child.address)
         assert (await client.complete(call("k1", "one"), 10.0)).charged_uusd == 20
@@ -61,7 +61,7 @@ async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes
     assert "budgets.device.calls_limit 2 -> 3" in second and "price_in" not in second
 
 
-def test_a_price_is_taken_only_where_the_upstream_itself_is_the_same() -> None:
+def test_new_price_is_taken_only_where_the_upstream_is_unchanged() -> None:
     def of(**upstream: object) -> CoordinatorConfig:
         return CoordinatorConfig.model_validate({"upstreams": {"default": upstream}})
 

@@ -77,7 +77,7 @@ async def replicas(postgres_server: PostgresServer, tmp_path: Path, monkeypatch)
             await client.aclose()
 
 
-async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
+async def test_two_replicas_share_one_ledger(replicas: Replicas) -> None:
     """The same key asked at both is sent once and answered to both; a step closes once; a limit holds for both together."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     release = asyncio.Event()
@@ -109,7 +109,7 @@ async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
     assert code == 0, told
 
 
-async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
+async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
     """While it lives its hold stands; dead, the other charges the hold as in doubt, and the key ends for good."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     upstream.reply = upstream.hang
@@ -151,7 +151,7 @@ async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) 
                 return
 
 
-async def test_limits_spending_and_shut_out_devices_of_one_replica_hold_and_are_seen_at_the_other(replicas: Replicas) -> None:
+async def test_limits_spending_and_disabled_devices_are_shared_between_replicas(replicas: Replicas) -> None:
     """The configuration of both says 6 calls; what is set wins at once, survives SIGHUP and a restart, and is proved by the journal."""
     first, second = replicas.clients
     async with aclosing(second.watch_budget("math")) as budgets:

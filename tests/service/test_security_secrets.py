@@ -60,7 +60,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-async def test_no_prompt_and_no_key_gets_into_a_log_a_message_or_the_journal_on_any_way_to_fail(tmp_path, monkeypatch) -> None:
+async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
     told: list[str] = []
     async with fake_upstream() as upstream:
@@ -96,7 +96,7 @@ async def failure(attempt, *, or_none: bool = False) -> str:
     return ""
 
 
-async def test_an_unforeseen_exception_is_logged_without_what_it_quotes(tmp_path) -> None:
+async def test_unexpected_exception_is_logged_without_the_text_it_quotes(tmp_path) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.addFilter(RedactingFilter())
@@ -114,7 +114,7 @@ async def test_an_unforeseen_exception_is_logged_without_what_it_quotes(tmp_path
     assert leaks(written.getvalue(), message) == []
 
 
-async def test_tokens_get_into_no_log_and_no_message(tmp_path) -> None:
+async def test_tokens_reach_no_log_or_message(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     written = io.StringIO()
     handler = logging.StreamHandler(written)
@@ -148,13 +148,13 @@ async def test_tokens_get_into_no_log_and_no_message(tmp_path) -> None:
         f"-----BEGIN PRIVATE KEY-----\n{KEY}\n-----END PRIVATE KEY-----",
     ],
 )
-def test_what_has_the_form_of_a_secret_or_a_quoted_prompt_is_cut(text) -> None:
+def test_secret_like_text_and_quoted_prompts_are_cut_from_logs(text) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "seen: %s; done", (text,), None)
     assert RedactingFilter().filter(record)
     assert leaks(record.getMessage()) == [] and record.getMessage().startswith("seen: ")
 
 
-def test_ordinary_lines_stay_as_they_are() -> None:
+def test_ordinary_log_lines_stay_unchanged() -> None:
     for line in (
         "2 calls outlived their lease and are charged as in doubt",
         "upstream default gave no answer (http_401): check the key in $UPSTREAM_KEY",
@@ -197,7 +197,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("text", PLAIN.values(), ids=PLAIN)
-def test_a_secret_in_the_configuration_is_refused_in_one_line_that_does_not_repeat_it(tmp_path, capsys, text) -> None:
+def test_secret_in_the_configuration_is_refused_in_one_line_without_repeating_it(tmp_path, capsys, text) -> None:
     (tmp_path / "c.yaml").write_text(text)
     for shown in (("check",), ("show",), ("show", "--json")):
         assert main(["config", *shown, "--config", str(tmp_path / "c.yaml")]) == 1
@@ -205,7 +205,7 @@ def test_a_secret_in_the_configuration_is_refused_in_one_line_that_does_not_repe
         assert err.startswith("error: ") and err.count("\n") == 1 and leaks(out, err) == []
 
 
-async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) -> None:
+async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
     file.chmod(0o600)
@@ -228,7 +228,7 @@ async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) 
     assert code == 1 and "others can read" in stderr and stderr.count("\n") == 1 and leaks(stderr) == []
 
 
-async def test_certificates_and_tokens_by_command_and_a_served_call_with_them(tmp_path) -> None:
+async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path) -> None:
     """The operator's way: authority, device certificate and token by command, `serve` with TLS, SIGHUP, revocation by command."""
     pki, state = str(tmp_path / "pki"), str(tmp_path / "state")
     assert (await command("pki", "init", pki, "--name", "127.0.0.1"))[0] == 0

@@ -69,7 +69,7 @@ async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
             yield client, upstream
 
 
-async def test_the_upstream_gets_what_was_sent_and_its_calls_come_back_charged(tmp_path) -> None:
+async def test_upstream_gets_the_original_request_and_its_tool_calls_are_returned_and_charged(tmp_path) -> None:
     store: Any = MemoryLedgerStore()
     async with served(tmp_path, either, store) as (client, upstream):
         whole = await client.complete(wants_tools(), 5.0)
@@ -86,7 +86,7 @@ async def test_the_upstream_gets_what_was_sent_and_its_calls_come_back_charged(t
     assert hold[1] > len(json.dumps(REQUEST)), "the hold is for what is sent"
 
 
-async def test_streamed_calls_are_put_together_and_come_with_the_end(tmp_path) -> None:
+async def test_streamed_tool_calls_are_assembled_and_come_with_the_end(tmp_path) -> None:
     async with served(tmp_path, either) as (client, _):
         deltas = [delta async for delta in client.stream_complete(wants_tools(), 5.0)]
     assert "".join(delta.text for delta in deltas) == "" and all(delta.completion is None for delta in deltas[:-1])
@@ -125,7 +125,7 @@ def part(arguments: str, **more: Any) -> dict[str, Any]:
     ],
     ids=["in turn", "mixed", "no index", "one index for all", "an id for each piece", "id and name repeated"],
 )
-async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
+async def test_tool_call_pieces_are_assembled_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
     events = [piece(tool_calls=[each]) for each in pieces]
     async with running_upstream(sends(*events, END)) as upstream:
         provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
@@ -139,7 +139,7 @@ async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: lis
 
 
 @pytest.mark.parametrize("calls", [5, ["x"], {"a": 1}], ids=repr)
-async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> None:
+async def test_malformed_tool_calls_are_garbage_that_was_executed(calls: Any) -> None:
     async with running_upstream(answers(tool_answer(calls))) as upstream:
         provider = OpenAICompatibleProvider(OpenAIEndpoint(upstream.base_url), environ={})
         with pytest.raises(ProviderError) as failed:
@@ -158,7 +158,7 @@ async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
     assert (failed.value.kind, failed.value.executed) == ("garbage", True)
 
 
-async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
+async def test_model_refusal_is_returned_as_a_refusal() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
     async with running_upstream(answers(body)) as upstream:
@@ -167,7 +167,7 @@ async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
         await provider.aclose()
 
 
-async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_for(tmp_path) -> None:
+async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equivalent(tmp_path) -> None:
     async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
         provider: Any = AnthropicProvider(AnthropicEndpoint(upstream.base_url), environ={})
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
@@ -181,7 +181,7 @@ async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_
     assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"
 
 
-def test_of_several_upstreams_only_those_that_can_call_tools_are_asked() -> None:
+def test_only_upstreams_that_can_call_tools_are_asked() -> None:
     providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
     table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})

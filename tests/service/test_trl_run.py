@@ -82,7 +82,7 @@ def charged(folder: Path) -> dict[tuple[int, str], int]:
     return {(step, prompt): calls for step, prompt, calls in rows}
 
 
-def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs_leave(tmp_path):
+def test_run_learns_at_the_coordinators_lambda_and_writes_the_files_of_an_agent_run(tmp_path):
     done = run(written(tmp_path))
     assert done.returncode == 0, done.stderr
     first, second = steps_of(tmp_path)
@@ -113,7 +113,7 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     assert [step["step"] for step in steps_of(tmp_path)] == [1, 2, 3]
 
 
-def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_settings(tmp_path):
+def test_start_refused_by_trl_is_one_line_and_leaves_the_folder_free_for_other_settings(tmp_path):
     config, folder = written(tmp_path), tmp_path / "run"
     refused = run(config, "--set", 'trainer.options={"nonsense": 1}')
     assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
@@ -141,7 +141,7 @@ def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_set
         ("agent.coordinator.embedded.start_timeout_s=0.01", "the embedded coordinator did not start"),
     ],
 )
-def test_a_fresh_start_that_cannot_begin_leaves_the_earlier_run_as_it_was(
+def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
     changed: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = written(tmp_path), tmp_path / "run"
@@ -174,7 +174,7 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "trained" / "adapter_model.safetensors")
 
 
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
+def test_killed_run_resumes_like_an_uninterrupted_one(tmp_path):
     agent = {**SMALL["agent"], "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 3}]}
     trainer = {**SMALL["trainer"], "checkpoint_every": 2}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -214,7 +214,7 @@ def wait_for_a_step(process: subprocess.Popen[Any], folder: Path) -> None:
         time.sleep(0.02)  # noqa: TID251 - a process of its own is watched
 
 
-def test_a_run_that_gets_term_sums_up_its_steps_and_names_no_adapter(tmp_path):
+def test_run_ended_by_sigterm_sums_up_its_steps_and_names_no_adapter(tmp_path):
     phases = [{"source": "practice:arith", "target_rate": 0.3, "steps": 500}]
     config = written(tmp_path, agent={**SMALL["agent"], "phases": phases}, trainer={"rows_per_pass": 6})
     process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
