@@ -49,7 +49,7 @@ def changing(folder: Path) -> World:
     return world
 
 
-async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then_and_serves_now(tmp_path: Path) -> None:
+async def test_gains_and_losses_are_counted_by_item_between_old_and_new_adapter(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         began = world.clock.now()
@@ -81,7 +81,7 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
     assert since_ever["learning"]["by_source"][0]["steps"] == 4
 
 
-async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
+async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
@@ -106,7 +106,7 @@ async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
     assert told["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
-def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_path: Path) -> None:
+def test_wait_across_a_clock_set_back_is_never_negative(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         with state.database as database:
             rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
@@ -114,7 +114,7 @@ def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_pa
         assert activity_report(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
 
 
-def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:
+def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
     with StateFolder(tmp_path) as state:
         for at, uusd in charges.items():
@@ -128,7 +128,7 @@ def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) ->
     assert sum(one["serving_uusd"] for one in told["stretches"]) == 12
 
 
-async def test_a_rollback_is_told_with_who_made_it_and_what_serves_then_follows_it(tmp_path: Path) -> None:
+async def test_rollback_is_reported_with_its_author_and_the_active_version_follows(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -141,7 +141,7 @@ async def test_a_rollback_is_told_with_who_made_it_and_what_serves_then_follows_
     assert [(one["from_version"], one["to_version"], one["by"]) for one in told["went_back"]] == [(4, 2, "person")]
 
 
-async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_path: Path) -> None:
+async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -152,7 +152,7 @@ async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_
     assert (tmp_path / "agent.sqlite").read_bytes() == before
 
 
-def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path) -> None:
+def test_unreadable_folders_are_one_line_with_advice(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no agent's state"):
         read_activity(tmp_path, 0.0, 1.0)
     with StateFolder(tmp_path) as state:
@@ -166,7 +166,7 @@ def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path
         read_activity(tmp_path, 0.0, 1.0)
 
 
-def test_times_are_given_in_words_spans_and_dates() -> None:
+def test_times_are_written_as_words_spans_and_dates() -> None:
     now = datetime(2026, 3, 5, 15, 30).astimezone().timestamp()
     assert since_of("24h", now) == now - 86_400
     assert since_of("90m", now) == now - 5_400
@@ -219,7 +219,7 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
-def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Pacific/Auckland")
     time.tzset()
     try:
@@ -232,7 +232,7 @@ def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Pat
         time.tzset()
 
 
-def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -> None:
+def test_new_source_is_compared_with_its_first_evaluation(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         state.put_exams([exam(0, "a", ""), exam(2, "ab", ""), exam(2, "a", "", source="later"), exam(4, "abc", "", "abcde")], 1.0)
         state.put_exams([exam(4, "abcd", "", source="later")], 1.0)
@@ -242,7 +242,7 @@ def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -
     assert (sums["right_then"], sums["right_now"], sums["new"], sums["new_right"]) == (1, 3, 1, 0)
 
 
-def test_ones_own_questions_are_the_headline_and_practice_stands_beside_them(tmp_path: Path) -> None:
+def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(tmp_path: Path) -> None:
     item = TaskItem("i1", "chat", "jsonl", 1, "train", "Who?", "I", AnswerKind.TEXT, 4)
     with StateFolder(tmp_path) as state:
         sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]

@@ -37,7 +37,7 @@ class Drawn:
         self._done.clear()
 
 
-async def test_figures_are_drawn_every_so_many_new_steps_and_at_the_end_with_what_was_before(tmp_path: Path) -> None:
+async def test_figures_are_drawn_at_intervals_and_at_the_end_with_earlier_steps(tmp_path: Path) -> None:
     draw = Drawn()
     async with LiveFigures(tmp_path / "figures", lambda line: None, draw).open([step(1)]):
         pass
@@ -51,7 +51,7 @@ async def test_figures_are_drawn_every_so_many_new_steps_and_at_the_end_with_wha
     assert draw.numbers == [(STEPS_BETWEEN + 1, 1), (STEPS_BETWEEN + 2, 1)]
 
 
-async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_drawn_at_once(tmp_path: Path) -> None:
+async def test_phase_switch_and_held_out_results_are_drawn_immediately(tmp_path: Path) -> None:
     draw = Drawn()
     gallery = LiveFigures(tmp_path, lambda line: None, draw)
     async with gallery.open([], at_the_end=False):
@@ -65,7 +65,7 @@ async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_dra
     assert draw.numbers == [(1, 0), (1, 1)]
 
 
-async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Path) -> None:
+async def test_drawing_failure_is_reported_once_and_ends_drawing_only(tmp_path: Path) -> None:
     said: list[str] = []
     draw = Drawn(OSError("disk full"))
     gallery = LiveFigures(tmp_path, said.append, draw)
@@ -78,7 +78,9 @@ async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Pa
     assert "disk full" in line and draw.numbers == [(1, 0)]
 
 
-async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_matplotlib_one_line_is_printed_and_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gallery_module, "what_is_missing", lambda: "no figures: matplotlib is not installed")
     said: list[str] = []
     draw = Drawn()

@@ -32,19 +32,19 @@ async def watched_run(world: World, seen: list[HeldOutScored], every: int | None
     return [(look.step, look.source, look.adapter_version) for look in looks], looks
 
 
-async def test_every_source_is_looked_at_before_the_first_step_and_after_each_phase(tmp_path: Path) -> None:
+async def test_every_source_is_evaluated_before_the_first_step_and_after_each_phase(tmp_path: Path) -> None:
     keys, _ = await watched_run(World(tmp_path / "state", phases=PHASES), [])
     assert keys == [(step, source, step) for step in (0, 3, 5) for source in ("sums", "other")]
 
 
-async def test_looks_every_so_many_steps_come_beside_the_phase_ends_and_not_twice_at_the_same_step(tmp_path: Path) -> None:
+async def test_periodic_evaluations_complement_phase_ends_and_never_repeat_at_a_step(tmp_path: Path) -> None:
     keys, _ = await watched_run(World(tmp_path / "state", phases=PHASES), [], every=3)
     assert [step for step, source, _ in keys if source == "sums"] == [0, 3, 5]
     keys, _ = await watched_run(World(tmp_path / "state2", phases=PHASES), [], every=2)
     assert [step for step, source, _ in keys if source == "sums"] == [0, 2, 3, 4, 5]
 
 
-async def test_a_run_that_goes_on_looks_only_at_what_it_has_not_seen(tmp_path: Path) -> None:
+async def test_resumed_run_evaluates_only_what_is_missing(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=PHASES)
     _, first = await watched_run(world, [], max_steps=3)
     assert [look.step for look in first] == [0, 0, 3, 3]
@@ -56,7 +56,7 @@ async def test_a_run_that_goes_on_looks_only_at_what_it_has_not_seen(tmp_path: P
     assert len(keys) == 6, "results of another run are not taken for this one"
 
 
-async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: Path) -> None:
+async def test_evaluations_do_not_change_what_is_learned(tmp_path: Path) -> None:
     watched, alone = World(tmp_path / "watched", phases=PHASES), World(tmp_path / "alone", phases=PHASES)
     for world in (watched, alone):  # the scripted coordinator's keys and the rollouts' seeds hang on the run's id
         with StateFolder(world.folder) as state:
@@ -67,7 +67,7 @@ async def test_a_run_that_is_looked_at_learns_what_it_learns_without(tmp_path: P
     assert watched.client.calls == alone.client.calls
 
 
-async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_later(tmp_path: Path) -> None:
+async def test_stop_ends_a_running_evaluation_and_the_rest_is_done_later(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=PHASES)
     async with world.agent() as agent:
 
@@ -81,7 +81,7 @@ async def test_a_stop_ends_a_look_that_is_under_way_and_the_rest_is_looked_at_la
     assert len(keys) == 6
 
 
-async def test_a_look_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
+async def test_evaluation_forces_local_answers_and_asks_no_cloud(tmp_path: Path) -> None:
     def asks_unless_it_must_not(messages, sampling, seed):  # type: ignore[no-untyped-def]
         assert sampling.temperature == 0.0
         return local_answer(number_in(messages[-1].content) + 1) if sampling.suppress_help else HELP
@@ -110,14 +110,14 @@ def look(at: int, source: str, forced: float, kept: float | None = 0.5) -> HeldO
     return HeldOutScored("run", at, source, source, at, 10, forced, (0.0, 1.0), kept, 0.8, 0.2, 0.0)
 
 
-def test_forgetting_compares_the_end_of_the_phase_with_the_last_look_after_the_switch() -> None:
+def test_forgetting_compares_the_phase_end_with_the_last_evaluation_after_the_switch() -> None:
     looks = [look(2, "a", 0.8, kept=0.9), look(3, "a", 0.7), look(4, "a", 0.6, kept=0.5), look(4, "b", 0.9), look(0, "a", 0.1)]
     assert forgetting_of(steps_of(("a", 2), ("b", 2)), looks) == [
         Forgetting(0, "a", "a", 2, 4, 0.8, 0.6, pytest.approx(0.25), 0.9, 0.5)
     ]
 
 
-def test_a_source_that_is_learned_again_was_forgotten_until_then_and_one_alone_forgets_nothing() -> None:
+def test_source_learned_again_was_forgotten_until_then_and_a_single_one_forgets_nothing() -> None:
     looks = [look(2, "a", 0.8), look(4, "a", 0.4), look(6, "a", 0.9), look(4, "b", 0.5), look(6, "b", 0.3)]
     assert forgetting_of(steps_of(("a", 2), ("a", 2)), looks) == forgetting_of([], looks) == []
     found = forgetting_of(steps_of(("a", 2), ("b", 2), ("a", 2)), looks)
@@ -127,7 +127,7 @@ def test_a_source_that_is_learned_again_was_forgotten_until_then_and_one_alone_f
     ]
 
 
-def test_forgetting_is_unknown_without_a_later_look_and_undefined_from_nothing() -> None:
+def test_forgetting_is_unknown_without_a_later_evaluation_and_undefined_from_zero() -> None:
     steps = steps_of(("a", 2), ("b", 2))
     [unseen] = forgetting_of(steps, [look(2, "a", 0.8)])
     assert (unseen.during_task_acc, unseen.post_switch_acc, unseen.forgetting_rate) == (0.8, None, None)

@@ -27,7 +27,7 @@ def told(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
 
 
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "local-only"])
-async def test_a_stop_string_ends_the_answer_and_no_cloud_is_asked_for_that(tmp_path: Path, mode: Mode) -> None:
+async def test_stop_string_ends_the_answer_and_asks_no_cloud(tmp_path: Path, mode: Mode) -> None:
     world = World(tmp_path / "state", script=[LONG])
     record, _ = await world.ask(wishes=SamplingWishes(stops=(".",)), mode=mode)
     assert record.text == LONG.partition(". Or")[0]
@@ -35,7 +35,7 @@ async def test_a_stop_string_ends_the_answer_and_no_cloud_is_asked_for_that(tmp_
     assert record.cloud_tokens == 0
 
 
-async def test_a_stop_string_in_a_request_for_help_does_not_stop_the_request(tmp_path: Path) -> None:
+async def test_stop_string_in_a_help_request_does_not_stop_the_request(tmp_path: Path) -> None:
     record, pieces = await World(tmp_path / "state", script=[HELP]).ask(
         wishes=SamplingWishes(stops=("external",), top_logprobs=0)
     )
@@ -51,7 +51,7 @@ async def test_every_character_of_a_local_answer_has_its_token(tmp_path: Path) -
     assert not any(piece.tokens for piece in bare)
 
 
-async def test_after_a_cloud_that_failed_the_tokens_of_the_request_for_help_are_not_told(tmp_path: Path) -> None:
+async def test_after_a_failed_cloud_the_tokens_of_the_help_request_are_not_returned(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_unless_suppressed)
     world.client.fail_next("stream_complete", CoordinatorUnavailable("away"))
     record, pieces = await world.ask(wishes=SamplingWishes(top_logprobs=0))

@@ -50,7 +50,7 @@ def test_today_begins_at_local_midnight_and_learning_is_counted_apart(tmp_path: 
     assert told.ever == Used(3, 2, 12, 80, 2, 50, 500)
 
 
-def test_what_was_withheld_refused_cached_or_lost_is_no_billed_call_and_what_was_charged_without_an_answer_is(
+def test_usage_counts_billed_calls_only_but_all_charges(
     tmp_path: Path,
 ) -> None:
     with StateFolder(tmp_path / "state") as state:

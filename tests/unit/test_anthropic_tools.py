@@ -42,7 +42,7 @@ def test_functions_become_tools_with_an_input_schema() -> None:
         ({"parallel_tool_calls": True}, {"type": "auto"}),
     ],
 )
-def test_the_choice_of_tools_is_said_in_its_words(fields: dict[str, Any], choice: dict[str, Any]) -> None:
+def test_tool_choice_is_translated(fields: dict[str, Any], choice: dict[str, Any]) -> None:
     assert said(tools=[ADD], **fields)["tool_choice"] == choice
     assert said(tools=[], **fields) == {}, "a choice without tools is not sent"
 
@@ -96,7 +96,7 @@ def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
         ({"messages": [{"role": "system", "content": "be brief"}]}, "a turn besides"),
     ],
 )
-def test_what_has_no_word_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:
+def test_untranslatable_field_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(NotTranslatable, match=why) as refused:
         said(**fields)
     assert "\n" not in str(refused.value)

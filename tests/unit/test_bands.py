@@ -32,7 +32,7 @@ def test_each_response_is_right_here_asked_or_wrong() -> None:
     assert band_shares(groups) == (BandShares("known", 4, 0.5, 0.25, 0.25), BandShares("learnable", 2, 0.0, 0.5, 0.5))
 
 
-def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
+def test_gain_of_asking_is_counted_within_groups_that_contain_both() -> None:
     item = practice_item("arith", "train", 5, 0)
     mixed = group(item, scored(ASKED, True, 1.0), scored(KEPT, False, 0.0), scored(KEPT, True, 1.0))
     alone = group(item, scored(ASKED, True, 1.0), scored(ASKED, True, 1.0))

@@ -76,7 +76,7 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
 
 
-async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
+async def test_new_conversation_starts_without_the_old_one(setting: Setting, capsys: Capture) -> None:
     own, lengths = own_reader(setting.agent), list[int]()
 
     def noted(question: AnswerRequest) -> Reading:
@@ -97,7 +97,7 @@ async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setti
         await strict.take("/nonsense")
 
 
-async def test_a_signal_between_two_works_is_for_who_waits() -> None:
+async def test_signal_between_two_jobs_reaches_the_waiting_caller() -> None:
     idle: list[str] = []
     with Interrupts(idle=lambda: idle.append("idle")) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)

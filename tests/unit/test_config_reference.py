@@ -114,14 +114,14 @@ def paths_in(value: object, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
-def test_every_key_and_section_says_what_it_does_in_a_line_of_its_own(kind: Kind) -> None:
+def test_every_key_and_section_is_described_in_one_line(kind: Kind) -> None:
     keys = keys_of(kind.schema)
     assert len(keys) > 100
     assert [key.path for key in keys if not key.description.endswith(".") or "\n" in key.description] == []
 
 
 @pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
-def test_the_reference_lists_exactly_the_keys_that_a_loaded_configuration_has(kind: Kind, tmp_path: Path) -> None:
+def test_reference_lists_exactly_the_keys_of_a_loaded_configuration(kind: Kind, tmp_path: Path) -> None:
     loaded = kind.resolved(tmp_path).config.model_dump(mode="json")
     assert {key.path for key in kind.values()} == set(paths_in(loaded))
 
@@ -161,7 +161,7 @@ MORE = {
 
 
 @of_each_kind(lambda key: "minimum" in key.bounds)
-def test_the_printed_least_value_is_taken_and_less_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+def test_printed_minimum_is_accepted_and_less_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
     least = key.bounds["minimum"]
     kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={least}"])
     with pytest.raises(ConfigError, match=r"must be at least|must lie in \[0, 1\]"):
@@ -169,7 +169,7 @@ def test_the_printed_least_value_is_taken_and_less_is_not(kind: Kind, key: Key, 
 
 
 @of_each_kind(lambda key: "maximum" in key.bounds)
-def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+def test_printed_maximum_is_accepted_and_more_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
     most = key.bounds["maximum"]
     kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most}"])
     with pytest.raises(ConfigError, match=r"must be at most|must lie in \[0, 1\]"):
@@ -186,7 +186,7 @@ def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Ke
         ("", "listen", len(KEYS)),
     ],
 )
-def test_a_prefix_narrows_to_a_section_a_key_or_names_that_begin_alike(prefix: str, first: str, count: int) -> None:
+def test_prefix_narrows_to_a_section_a_key_or_names_with_that_beginning(prefix: str, first: str, count: int) -> None:
     found = keys_under(KEYS, prefix)
     assert (found[0].path, len(found)) == (first, count)
 

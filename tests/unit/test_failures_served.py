@@ -17,7 +17,7 @@ from edge.serve.errors import problem_of
         ("UPSTREAM_FAILED", "http_500", 503, "upstream_failed", {}),
     ],
 )
-def test_what_the_cloud_refuses_for_good_is_not_asked_again_by_clients(
+def test_permanent_cloud_refusal_is_not_retried_by_clients(
     reason: str, cause: str, status: int, code: str, headers: dict[str, str]
 ) -> None:
     error = from_status(to_status(CoordinatorUnavailable("not answered", reason=reason, metadata={"cause": cause})))

@@ -17,7 +17,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, told.out, told.err
 
 
-def test_config_show_takes_a_prefix_and_refuses_one_that_names_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_show_accepts_a_prefix_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "config", "show", "budget.learning", "--json")
     keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
     assert (code, [row["key"] for row in json.loads(out)]) == (0, keys)
@@ -40,13 +40,13 @@ def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
     assert "budgte" in capsys.readouterr().err
 
 
-def test_a_question_without_quotes_is_answered_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unquoted_question_is_refused_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "ask", "two", "words")
     assert code == 2 and "quotes" in err
 
 
 @pytest.mark.parametrize("command", [["run", "--no-learn"], ["run"], ["service", "install", "--print"]])
-def test_what_run_would_refuse_is_told_before_anything_else(
+def test_whatever_run_would_refuse_is_reported_first(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option, value in (("--coordinator", "nonsense"), ("--model", "/nope.gguf")):

@@ -47,15 +47,15 @@ def looked_through(patterns: list[str], length: int) -> None:
     subprocess.run([sys.executable, "-c", script], input="\0".join(patterns), text=True, check=True, timeout=GENEROUS_S)
 
 
-def test_no_pair_of_signs_over_and_over_again_hangs_the_registry() -> None:
+def test_no_repeated_pair_of_characters_hangs_the_registry() -> None:
     looked_through([first + second for first, second in product(SIGNS, repeat=2)], 3_000)
 
 
-def test_no_known_trap_over_and_over_again_hangs_the_registry() -> None:
+def test_no_repeated_known_trap_hangs_the_registry() -> None:
     looked_through(list(WORDS), 20_000)
 
 
-def test_a_long_list_of_contacts_is_replaced_as_a_whole() -> None:
+def test_long_list_of_contacts_is_replaced_completely() -> None:
     lines = [f"person{number}@x{number}.org +49 170 {1000000 + number}" for number in range(1_000)]
     redacted = Registry(region="DE").redacted(["\n".join(lines)])
     assert redacted.replaced == {"email": 1_000, "phone": 1_000}
@@ -73,6 +73,6 @@ def test_a_long_list_of_contacts_is_replaced_as_a_whole() -> None:
         ("term", "Falcon", "Falcon", []),
     ],
 )
-def test_what_was_found_once_is_found_again_as_a_whole(kind: str, original: str, text: str, places: list[str]) -> None:
+def test_text_found_once_is_found_again_completely(kind: str, original: str, text: str, places: list[str]) -> None:
     known = Known([(Found(0, len(original), kind, "v"), original)])  # type: ignore[arg-type]
     assert [text[one.start : one.end] for one in known.again(text)] == places

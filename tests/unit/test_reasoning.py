@@ -29,7 +29,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(marks)]
 
 
-def test_think_part_goes_to_reasoning_and_answer_part_to_content() -> None:
+def test_think_part_is_reasoning_and_answer_part_is_content() -> None:
     assert read(["plain ", "words"]) == {"reasoning": "", "content": "plain words"}
     assert read(["<think>Step 1: 2 <"]) == {"reasoning": "Step 1: 2 <", "content": ""}
     assert read(["<think>\nStep 1: 2\n</think>\n<answer>\\boxed{2}</answer>"]) == {

@@ -18,7 +18,7 @@ def asks(content: str = "a private question", key: str = "k", **changes: object)
     return ProviderRequest((Message("user", content),), "m", 12, 0.0, 5.0, key)
 
 
-async def test_what_was_recorded_is_replayed_without_the_source(tmp_path: Path) -> None:
+async def test_recorded_answer_is_replayed_without_the_source(tmp_path: Path) -> None:
     cassette = tmp_path / "c.jsonl"
     source = ScriptedProvider(in_turn(ScriptedAnswer("eins"), ScriptedAnswer("zwei\n", usage=None)))
     recorder = RecordedProvider(cassette, source)
@@ -33,7 +33,7 @@ async def test_what_was_recorded_is_replayed_without_the_source(tmp_path: Path) 
     assert [await replayer.complete(asks(content)) for content in ("a private question", "two", "a private question")] == first
 
 
-async def test_a_request_that_is_not_on_the_cassette_was_not_executed(tmp_path: Path) -> None:
+async def test_request_missing_on_the_cassette_was_not_executed(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("")
     with pytest.raises(ProviderError) as failed:
         await RecordedProvider(tmp_path / "c.jsonl").complete(asks())
@@ -41,7 +41,7 @@ async def test_a_request_that_is_not_on_the_cassette_was_not_executed(tmp_path: 
 
 
 @pytest.mark.parametrize("line", ["nonsense", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}'])
-async def test_a_bad_line_of_a_cassette_and_a_missing_one_are_named(tmp_path: Path, line: str) -> None:
+async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "c.jsonl").write_text(f"\n{line}\n")
     with pytest.raises(ConfigError, match=r"c\.jsonl:2"):
         await RecordedProvider(tmp_path / "c.jsonl").start()
@@ -49,7 +49,7 @@ async def test_a_bad_line_of_a_cassette_and_a_missing_one_are_named(tmp_path: Pa
         await RecordedProvider(tmp_path / "none.jsonl").start()
 
 
-async def test_calls_of_tools_are_recorded_under_their_request_and_played_again(tmp_path: Path) -> None:
+async def test_tool_calls_are_recorded_by_request_and_replayed(tmp_path: Path) -> None:
     called = '{"tool_calls":[]}'
     wanted = replace(asks(), openai_json='{"tools":[]}')
     source = ScriptedProvider(always(ScriptedAnswer("", finish="tool_calls", beyond_text=called)))

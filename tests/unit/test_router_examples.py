@@ -30,7 +30,7 @@ async def examples(tmp_path: Path, script: Any, count: int = 6, told: list[tuple
     return await examples_of(roles, settings, [item(number) for number in range(count)] * 2, lambda *done: seen.append(done))
 
 
-async def test_the_label_is_the_answer_without_asking_and_the_features_are_of_the_free_response(tmp_path: Path) -> None:
+async def test_label_is_the_forced_answer_and_features_come_from_the_free_response(tmp_path: Path) -> None:
     def script(messages: Any, sampling: Any, seed: int) -> str:
         number = number_in(messages[-1].content)
         if number < 3 and not sampling.suppress_help:
@@ -46,7 +46,7 @@ async def test_the_label_is_the_answer_without_asking_and_the_features_are_of_th
     assert told == [(done, 6) for done in range(1, 7)]
 
 
-async def test_what_never_ends_is_no_example_because_no_router_is_asked_about_it(tmp_path: Path) -> None:
+async def test_endless_response_is_no_example(tmp_path: Path) -> None:
     found = await examples(tmp_path, lambda messages, sampling, seed: "<think>\nStep 1: on and on " * 40)
     assert found == []
 
@@ -58,7 +58,7 @@ def noisy(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
-def test_threshold_and_quality_are_those_of_the_held_out_quarter(rate: float) -> None:
+def test_threshold_and_quality_come_from_the_held_out_quarter(rate: float) -> None:
     rows, failed = noisy(400)
     router = calibrate(rows, failed, rate)
     quality, held_out = router.quality, slice(3, None, 4)
@@ -76,7 +76,7 @@ def test_threshold_and_quality_are_those_of_the_held_out_quarter(rate: float) ->
     assert np.array_equal(calibrate(moved, failed, rate).model.weights, router.model.weights)
 
 
-def test_area_under_curve_is_the_chance_of_a_pair_in_order() -> None:
+def test_area_under_the_curve_is_the_probability_of_an_ordered_pair() -> None:
     values, failed = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
     assert area_under_curve(values, failed) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
     assert area_under_curve(values, np.zeros(4, dtype=bool)) is None
@@ -88,7 +88,7 @@ def config(**routing: Any) -> AgentConfig:
     return AgentConfig.model_validate({"routing": routing})
 
 
-def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_router_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="edge-agent router train"):
         Settings(sets=["routing.policy=router"]).config()
     missing = config(policy="router", router=str(tmp_path / "none.onnx"))
@@ -102,7 +102,7 @@ def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyt
     assert ".[onnx]" in caught.value.hint
 
 
-def test_the_name_of_a_router_tells_file_and_threshold_apart(tmp_path: Path) -> None:
+def test_router_name_separates_file_and_threshold(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.onnx", "b.onnx")]
     for file in files:
         file.write_text(file.name)

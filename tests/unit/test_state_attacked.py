@@ -25,7 +25,7 @@ from edge.testing.learner import ScriptedLearner
 from tests.unit.agent_world import World
 
 
-async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_of_its_own(tmp_path: Path) -> None:
+async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
     """As after `move the file away to start afresh`."""
     world = World(tmp_path)
     async with world.agent() as agent:
@@ -44,7 +44,7 @@ async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_o
     assert not any("had been cut" in notice.text for notice in world.events(Notice))
 
 
-def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked_into(tmp_path: Path) -> None:
+def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
@@ -58,7 +58,7 @@ def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked
     assert "newer version" in caught.value.hint
 
 
-def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_database_found_damaged_during_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
@@ -67,7 +67,7 @@ def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: p
     assert "database disk image is malformed" in line
 
 
-def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_database_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -89,7 +89,7 @@ class FullDisk(ScriptedLearner):
         return await super().export(folder, version)
 
 
-async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_made_when_there_is_room(tmp_path: Path) -> None:
+async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_made_later(tmp_path: Path) -> None:
     world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
     FullDisk.failures = 2
 
@@ -111,9 +111,7 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_adapter_removed_while_the_agent_runs_ends_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
 
     async def gone(max_steps: int | None = None) -> None:
@@ -136,7 +134,7 @@ async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answer
     assert "no such adapter file" in line
 
 
-def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
+def test_endpoint_file_of_a_killed_agent_is_ignored(tmp_path: Path) -> None:
     """Another agent, on another folder, may listen on its port by now, and would be steered in its place."""
     code = (
         "import os, signal; from pathlib import Path; from edge.cli.remote import announced\n"

@@ -63,7 +63,7 @@ def test_in_a_chat_the_answer_is_cut_and_never_the_reasoning(stop: str, kept: st
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("stop", [".", "assistance", "I", "need external"])
-def test_a_request_for_help_is_never_cut(stop: str, size: int) -> None:
+def test_help_request_is_never_cut(stop: str, size: int) -> None:
     text = "<think>\nStep 1: hard.\n</think>\nI need external assistance."
     heard, spoken = said(
         [text[at : at + size] for at in range(0, len(text), size)], Sampling(stops=(stop,), stops_in_answer=True)
@@ -71,7 +71,7 @@ def test_a_request_for_help_is_never_cut(stop: str, size: int) -> None:
     assert heard == spoken.text == text
 
 
-def test_what_only_begins_like_a_request_for_help_is_an_answer() -> None:
+def test_text_that_only_starts_like_a_help_request_is_an_answer() -> None:
     text = "<think>\nhard\n</think>\nI need a pen. And paper."
     heard, _ = said(list(text), Sampling(stops=("I need",), stops_in_answer=True))
     assert heard == "<think>\nhard\n</think>\n"
@@ -79,7 +79,7 @@ def test_what_only_begins_like_a_request_for_help_is_an_answer() -> None:
     assert heard == "<think>\nhard\n</think>\nI "
 
 
-def test_a_continued_turn_goes_on_where_the_answer_was() -> None:
+def test_continued_turn_resumes_where_the_answer_was() -> None:
     heard, _ = said(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
     assert heard == "It is 5"
     assert said(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello", "without tags all is answer"
@@ -87,7 +87,7 @@ def test_a_continued_turn_goes_on_where_the_answer_was() -> None:
     assert heard == "b.\n</think>It is"
 
 
-def test_tokens_go_out_with_the_text_they_end_in_and_the_cut_ones_do_not() -> None:
+def test_tokens_are_sent_with_the_text_they_end_in_and_cut_ones_are_not() -> None:
     heard: list[tuple[str, list[int]]] = []
     spoken = Detokenizer(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))
     for number, piece in enumerate((b"a", b"\xc3", b"\xa9c", b"x", b"c", b"de")):

@@ -114,9 +114,7 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
         ({"prompt": "a", "completion": "b", "label": "c", "task": "d"}, "another word for"),
     ],
 )
-def test_a_record_that_cannot_be_learned_is_named_by_file_and_line(
-    tmp_path: Path, record: dict[str, Any], complaint: str
-) -> None:
+def test_unlearnable_record_is_named_by_file_and_line(tmp_path: Path, record: dict[str, Any], complaint: str) -> None:
     path = lines(tmp_path / "own.jsonl", {"question": "ok", "answer": 1}, record)
     with pytest.raises(TaskFileError, match=complaint) as caught:
         open_source(str(path))
@@ -176,14 +174,14 @@ def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text:
     assert f"own.csv{where}" in str(caught.value) and complaint in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_csv_file_that_is_not_utf_8_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_bytes("question,answer\nWo?,Köln\n".encode("latin-1"))
     with pytest.raises(TaskFileError) as caught:
         open_source(str(tmp_path / "own.csv"))
     assert "UTF-8" in caught.value.hint
 
 
-def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: Path) -> None:
+def test_few_questions_hold_none_out_unless_the_file_states_it(tmp_path: Path) -> None:
     facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(99)]
     few = JsonLinesSource(lines(tmp_path / "few.jsonl", *facts))
     assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (99, 0, 99)
@@ -191,7 +189,7 @@ def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: P
     assert len(stated.test_items) >= 1 and stated.to_measure() is stated
 
 
-def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_held_out(tmp_path: Path) -> None:
+def test_each_label_of_a_file_needs_enough_questions_before_some_are_held_out(tmp_path: Path) -> None:
     many = [{"question": f"What is fact {number}?", "answer": f"fact {number}", "label": "many"} for number in range(200)]
     few = [{"question": f"Who is number {number}?", "answer": f"name {number}", "label": "few"} for number in range(15)]
     source = JsonLinesSource(lines(tmp_path / "own.jsonl", *many, *few))
@@ -228,7 +226,7 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("class Mine(Given): pass\nassert f(Mine().size)", ""),
     ],
 )
-def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
+def test_impossible_tests_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
     preamble = "def given(x):\n    return 1\ndef stub(x):\n    ...\nclass Given:\n    size = 1\n"
     program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code", "preamble": preamble}
     fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}

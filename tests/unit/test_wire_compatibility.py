@@ -43,5 +43,5 @@ def _kind_of(method: Any) -> str:
     return f"{stream[0]}{method.input_type.name} -> {stream[1]}{method.output_type.name}"
 
 
-def test_everything_that_was_released_is_still_there_and_the_list_is_whole() -> None:
+def test_every_released_field_still_exists_and_the_list_is_complete() -> None:
     assert json.loads(RELEASED.read_text()) == wire()
