@@ -95,7 +95,7 @@ class _Plan:
     entry: UpstreamEntry
     text: str
     truth: TokenUsage
-    told: TokenUsage | None
+    reported: TokenUsage | None
     latency_s: float
     retry_after_s: float
     executed: bool
@@ -143,7 +143,7 @@ class FaultyProvider:
             if plan.entry.fault == "cut" and number == len(plan.pieces) // 2:
                 raise ProviderError("the upstream broke off its answer", kind="cut", executed=None)
             yield ProviderDelta(piece)
-        result = ProviderResult(plan.text, plan.told, f"up-{plan.entry.billing_key}", "stop")
+        result = ProviderResult(plan.text, plan.reported, f"up-{plan.entry.billing_key}", "stop")
         yield ProviderDelta("", result)
         if plan.entry.fault == "duplicate":
             yield ProviderDelta("", result)
@@ -163,7 +163,7 @@ class FaultyProvider:
             entry=entry,
             text=text,
             truth=truth,
-            told=_wrong(truth, random) if fault == "wrong_usage" else truth,
+            reported=_wrong(truth, random) if fault == "wrong_usage" else truth,
             latency_s=self._latency_s * random.uniform(0.5, 1.5),
             retry_after_s=float(random.randint(0, 5)),
             executed=fault != "timeout_before" and (fault != "server_error" or random.random() < 0.5),
@@ -209,5 +209,5 @@ def _wrong(truth: TokenUsage, random: Random) -> TokenUsage | None:
 
 def _seed_of(seed: int, name: str, request: ProviderRequest) -> int:
     turns = [(turn.role, turn.content) for turn in request.messages]
-    told = repr((seed, name, request.idempotency_key, request.model, turns))
-    return int.from_bytes(hashlib.sha256(told.encode("utf-8", "replace")).digest()[:8], "big")
+    key = repr((seed, name, request.idempotency_key, request.model, turns))
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "replace")).digest()[:8], "big")

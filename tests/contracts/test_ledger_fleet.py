@@ -409,7 +409,7 @@ async def heard_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "expected"),
     [
         (BudgetTerms("fleet@2026-10", Limits(5)), {EVERYTHING}),
         (BudgetTerms("fleet_task[task:a]b]@2026-10", Limits(None, 900_000)), {("", "a]b")}),
@@ -419,7 +419,7 @@ async def heard_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple
     ids=lambda value: value.key if isinstance(value, BudgetTerms) else "",
 )
 async def test_use_of_a_limited_budget_is_reported_to_all_affected_tasks(
-    store: LedgerStore, budget: BudgetTerms, told: set[tuple[str, str]]
+    store: LedgerStore, budget: BudgetTerms, expected: set[tuple[str, str]]
 ) -> None:
     async with aclosing(store.changes()) as changes:
         heard = asyncio.ensure_future(anext(changes))
@@ -427,12 +427,12 @@ async def test_use_of_a_limited_budget_is_reported_to_all_affected_tasks(
         for use in (store.reserve(reserve_request("k1", budgets=[budget])), store.settle(settlement("k1"))):
             await use
             found: set[tuple[str, str]] = set()
-            while not told | {("d1", "math")} <= found:
+            while not expected | {("d1", "math")} <= found:
                 found.add(await heard_in_time(heard, found))
                 heard = asyncio.ensure_future(anext(changes))
             while (await asyncio.wait([heard], timeout=0.05))[0]:
                 found.add(heard.result())
                 heard = asyncio.ensure_future(anext(changes))
-            assert found == {("d1", "math")} | told
+            assert found == {("d1", "math")} | expected
         heard.cancel()
         await asyncio.wait([heard])

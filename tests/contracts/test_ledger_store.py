@@ -390,8 +390,8 @@ async def test_uncalled_requests_are_no_discrepancy_and_move_the_price(store: Le
     assert closed.discrepancies == ()
     assert (closed.assist_rate, closed.dual_after) == (0.5, closed.dual + 0.02 * (0.5 - 0.3))
     await store.open_step(open_request(1))
-    told = await store.close_step(close_request(1, help_units=64, uncalled_units=56))
-    assert told.discrepancies == ("8 help units reported, but no cloud call was made",)
+    reply = await store.close_step(close_request(1, help_units=64, uncalled_units=56))
+    assert reply.discrepancies == ("8 help units reported, but no cloud call was made",)
 
 
 async def test_budget_version_only_grows(store: LedgerStore) -> None:

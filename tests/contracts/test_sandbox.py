@@ -43,7 +43,7 @@ def started(sandbox: Sandbox, boot: str, given: bytes = b"") -> Iterator[tuple[C
         os.close(output)
 
 
-def said(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
+def output_of(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
     """All that a process wrote until its end."""
     with started(sandbox, boot, given) as (confined, output), os.fdopen(os.dup(output)) as file:
         text = file.read()
@@ -63,7 +63,7 @@ print('errors', file=sys.stderr)
 """
     held = [os.open(__file__, os.O_RDONLY), *os.pipe()]
     try:
-        assert said(sandbox, boot, b"given") == "given []\nerrors\n"
+        assert output_of(sandbox, boot, b"given") == "given []\nerrors\n"
     finally:
         for fd in held:
             os.close(fd)
@@ -76,10 +76,10 @@ flags = sys.flags
 print(json.dumps([hash('a'), flags.no_site, flags.no_user_site, flags.safe_path, flags.utf8_mode, flags.optimize,
                   [path for path in sys.path if 'packages' in path], 'site' in sys.modules]))
 """
-    first, second = said(sandbox, boot), said(sandbox, boot)
+    first, second = output_of(sandbox, boot), output_of(sandbox, boot)
     assert first == second
     assert json.loads(first)[1:] == [1, 1, True, 1, 0, [], False]
-    version = said(sandbox, "import sys; print(sys.version_info[:3])").strip()
+    version = output_of(sandbox, "import sys; print(sys.version_info[:3])").strip()
     assert (version == str(sys.version_info[:3])) or not sandbox.same_python
 
 
@@ -92,7 +92,7 @@ names = ['array', 'asyncio', 'bisect', 'collections', 'copy', 'csv', 'dataclasse
 for name in names: __import__(name)
 print('all')
 """
-    assert said(sandbox, boot) == "all\n"
+    assert output_of(sandbox, boot) == "all\n"
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -129,7 +129,7 @@ for make in (tempfile.TemporaryFile, tempfile.mkdtemp, lambda: open('made', 'w')
 """
     if not sandbox.protection.isolates:
         pytest.skip("without isolation files can be made")
-    assert said(sandbox, boot) == "refused " * 4
+    assert output_of(sandbox, boot) == "refused " * 4
 
 
 def test_many_threads_may_use_one_sandbox(sandbox: Sandbox) -> None:

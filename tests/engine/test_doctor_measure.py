@@ -52,44 +52,44 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str, Path]:
 
 
 def test_every_measurement_is_present_with_its_unit(report: tuple[dict, str, Path]) -> None:
-    told, progress, _ = report
-    assert told["ok"] is True
-    measured = told["measured"]
+    result, progress, _ = report
+    assert result["ok"] is True
+    measured = result["measured"]
     for name in ("bandwidth_gb_per_s", "infer_gflop_per_s", "train_fp32_gflop_per_s", "train_bf16_gflop_per_s"):
         assert measured[name] > 0
     assert measured["dequantise_gweights_per_s"] > 0
     assert [rate["rows"] for rate in measured["decode"]] == [1, 3]
-    assert told["all_rows_measured"] is True
-    assert told["recommended"]["group_size"] == 2
-    assert told["recommended"]["rows"] in (1, 3)
+    assert result["all_rows_measured"] is True
+    assert result["recommended"]["group_size"] == 2
+    assert result["recommended"]["rows"] in (1, 3)
     assert "generation with 3 rows" in progress
 
 
 def test_floor_equals_the_formula(report: tuple[dict, str, Path]) -> None:
-    told, _, _ = report
-    measured, advice, tasks, cost = told["measured"], told["recommended"], told["tasks"], ModelCost(**told["model"])
+    result, _, _ = report
+    measured, advice, tasks, cost = result["measured"], result["recommended"], result["tasks"], ModelCost(**result["model"])
     assert measured["infer_gflop_per_s"] == pytest.approx(2e-9 * cost.block_weights * measured["prefill_tokens_per_s"], rel=1e-3)
     speed = DeviceSpeed(*(1e9 * measured[name] for name in ("bandwidth_gb_per_s", "infer_gflop_per_s", "train_fp32_gflop_per_s")))
     rows = min(advice["rows"], advice["prompts"] * 2)
     work = StepWork(advice["prompts"], 2, tasks["prompt_tokens"], tasks["response_tokens"], rows)
-    assert told["floor"]["total_s"] == pytest.approx(step_floor(speed, cost, work).total_s)
+    assert result["floor"]["total_s"] == pytest.approx(step_floor(speed, cost, work).total_s)
 
 
 def test_profile_is_used_by_run_and_simulation_on_the_matching_machine(report: tuple[dict, str, Path]) -> None:
-    told, _, profile = report
+    result, _, profile = report
     config = Settings(device_profile=profile).config()
-    assert config.device.model_dump(mode="json") == told["measured"]
-    advice = told["recommended"]
+    assert config.device.model_dump(mode="json") == result["measured"]
+    advice = result["recommended"]
     assert (config.engine.max_rows, config.learning.prompts_per_step) == (advice["rows"], advice["prompts"])
     assert config.learning.micro_batch_tokens == advice["micro_batch_tokens"]
     assert [path.name for path in profile.parent.iterdir()] == [profile.name]
-    [row] = told["measured"]["speeds"]
-    assert (row["model"], row["prefill_tokens_per_s"]) == ("nano-edge", told["measured"]["prefill_tokens_per_s"])
+    [row] = result["measured"]["speeds"]
+    assert (row["model"], row["prefill_tokens_per_s"]) == ("nano-edge", result["measured"]["prefill_tokens_per_s"])
     assert load_device(str(profile)).training_tokens_per_s == row["training_tokens_per_s"] > 0
-    assert told["measured"]["machine"] == machine_facts().fingerprint
+    assert result["measured"]["machine"] == machine_facts().fingerprint
     assert pick_profile([profile], profile.parent, machine_facts) == Pick(profile, MEASURED)
     lines = "\n".join(
-        measure.measured_lines(Measured(config.device, ModelCost(**told["model"]), RATES, BatchAdvice(**advice), None))
+        measure.measured_lines(Measured(config.device, ModelCost(**result["model"]), RATES, BatchAdvice(**advice), None))
     )
     assert "tokens/s" in lines and "floor of a step: not known" in lines
 

@@ -45,12 +45,12 @@ async def test_damaged_promoted_adapter_is_detected_and_rolled_back(tmp_path: Pa
         assert (bad.adapter_version, bad.final) != (2, "7")
         await agent.learn(1)
         good = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
     [event] = [one for one in sink.events if isinstance(one, WentBack)]
     assert (event.from_version, event.cause) == (2, "anchors")
     assert event.to_version in (0, 1)
     assert good.adapter_version != 2 and good.final == "7"
-    assert [(one["from_version"], one["by"]) for one in told["went_back"]] == [(2, "anchors")]
+    assert [(one["from_version"], one["by"]) for one in report["went_back"]] == [(2, "anchors")]
 
 
 async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -> None:

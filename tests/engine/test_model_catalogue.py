@@ -87,8 +87,8 @@ def test_graph_is_exported_from_a_model_and_is_not_listed_as_one(models: Path, c
         find_model(str(graph))
     assert "engine.backend onnx" in caught.value.hint
     write_hf_folder(models / "folder")
-    for words, said in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
+    for words, message in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
         assert main(["models", "convert", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["models", "convert", "nowhere", str(models / "n.onnx")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -33,12 +33,12 @@ META = torch.device("meta")
 def sees(monkeypatch: pytest.MonkeyPatch):
     """Let torch say which devices are there."""
 
-    def say(*, cuda: bool, mps: bool) -> None:
+    def set_available(*, cuda: bool, mps: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    return say
+    return set_available
 
 
 @pytest.mark.parametrize(

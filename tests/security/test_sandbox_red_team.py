@@ -1218,10 +1218,10 @@ def _is_program(process: object) -> bool:
         return False
 
 
-def _eventually(look: object) -> list:
+def _eventually(check: object) -> list:
     waited = threading.Event()
     for _ in range(600):
-        if len(found := look()) >= 2:  # type: ignore[operator]
+        if len(found := check()) >= 2:  # type: ignore[operator]
             waited.wait(0.5)
             return found
         waited.wait(0.05)

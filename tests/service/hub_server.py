@@ -81,8 +81,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def _listing(self, repo: str) -> None:
-            told = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in hub.files[repo]]}
-            body = json.dumps(told).encode()
+            model = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in hub.files[repo]]}
+            body = json.dumps(model).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

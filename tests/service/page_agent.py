@@ -58,7 +58,7 @@ class PageAgent:
     failing: frozenset[str] = frozenset()
     posted: list[tuple[str, Any]] = field(default_factory=list)
 
-    def said(self, path: str) -> list[Any]:
+    def bodies_of(self, path: str) -> list[Any]:
         """The bodies that came on a route."""
         return [body for where, body in self.posted if where == path]
 
@@ -99,16 +99,16 @@ class PageControl(ScriptedControl):
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """The real replay of the prepared answers, with a remark."""
-        told = what_if(self.past[:last], rates, task)
+        result = what_if(self.past[:last], rates, task)
         remarks = (self.remark,) if self.remark else ()
-        return replace(told, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in told.outlooks)).to_json()
+        return replace(result, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in result.outlooks)).to_json()
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """A record of a call, with the note's fields, explained as a real one is."""
         note = await super().why(answer_id)
         known = {one.name for one in fields(AnswerRecord)}
-        told = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
-        why = await explained(told, _call)
+        record = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
+        why = await explained(record, _call)
         return {**why, "decision": self.decision or why["decision"]}
 
 
@@ -157,13 +157,13 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
 def status(steps: int, answers: int) -> dict[str, Any]:
     """What a running agent says of itself."""
     quota = overview().tasks[0].quota if steps else None
-    told = AgentStatus(
+    current = AgentStatus(
         run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
         offline_reason="", coordinator="embedded", task="code" if steps else "math", target_rate=0.2, dual=0.5, phase=int(steps > 0),
         phases=2, steps_done=steps, steps_planned=120, last_step=None, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
         total_cloud_tokens=8_450, total_spend_uusd=3_404, uptime_s=5.0, trained_version=steps, quota=quota,
     )  # fmt: skip
-    return asdict(told)
+    return asdict(current)
 
 
 def note(source: str, reason: str = "") -> AnswerNote:

@@ -76,10 +76,10 @@ async def test_every_command_works_with_an_administrator_certificate(fleet, run,
 
         code, token, _ = await run("token", "issue", "oven", *there)
         assert code == 0 and fleet.tokens.check(token.strip()).name == "oven"
-        code, told, stderr = await run("token", "revoke", "lamp", *there)
-        assert (code, stderr) == (0, "") and "its epoch is 1\n" in told
-        code, told, stderr = await run("token", "rotate", "--coordinator", admins)
-        assert (code, told) == (2, "") and "keys are not rotated from another machine" in stderr
+        code, out, stderr = await run("token", "revoke", "lamp", *there)
+        assert (code, stderr) == (0, "") and "its epoch is 1\n" in out
+        code, out, stderr = await run("token", "rotate", "--coordinator", admins)
+        assert (code, out) == (2, "") and "keys are not rotated from another machine" in stderr
         with pytest.raises(Unauthenticated):
             await lamp.get_budget("math")
     assert not (tmp_path / "empty").exists()
@@ -93,8 +93,8 @@ async def test_admin_token_is_enough_where_no_certificate_is_required(fleet, run
                 "devices", "--coordinator", admins, *shown(fleet, None, token_file=f"{fleet.folder}/token")
             )
             assert ended == code and ("role device may not use AdminService" in stderr) == (code == 1)
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told
+        code, _, err = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+    assert code == 1 and "takes only tokens of administrators" in err and "admin.token_file" in err
 
 
 async def test_missing_admin_credential_is_one_line(fleet, run, tmp_path) -> None:
@@ -157,8 +157,8 @@ async def test_administrators_need_certificates_where_devices_use_tokens(fleet, 
         assert "tls.require_client_cert is false: devices show tokens" in caplog.text
         admins = coordinator.serving.admin_addresses[0]
         assert (await run("upstreams", "--coordinator", admins, *shown(fleet, eve)))[0] == 0
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-        assert code == 1 and "wants a certificate of this administrator" in told
+        code, _, err = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+        assert code == 1 and "wants a certificate of this administrator" in err
         token = fleet.token_file(fleet.tokens.issue("device", "lamp"))
         async with device(address, fleet.tls(), token) as lamp:
             assert (await lamp.register("1", ["math"])).device_id == "lamp"

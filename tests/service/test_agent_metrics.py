@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import TOKEN, Served, ask, client_of, says
+from tests.service.test_openai_client import TOKEN, Served, ask, client_of, scripted
 from tests.unit.agent_world import World
 
 SECRET = "the-colour-of-my-house"
@@ -50,7 +50,7 @@ async def learned(world: World) -> None:
 def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: Path) -> None:
     world = World(tmp_path / "state", terms=ScriptedTerms(calls_limit=50))
     asyncio.run(learned(world))
-    world.script, world.client = says, world.client
+    world.script, world.client = scripted, world.client
     served = Served(world)
     with in_a_thread(served.open) as url, client_of(url) as client:
         cloud, local = ask(client, metadata={"task": "math"}), ask(client, model="edge-local")
@@ -81,7 +81,7 @@ def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: 
 
 
 def test_metrics_want_the_token_and_name_no_caller(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says), TOKEN)
+    served = Served(World(tmp_path / "state", script=scripted), TOKEN)
     with in_a_thread(served.open) as url:
         assert get(f"{url}/metrics")[0] == 401
         assert get(f"{url}/metrics", SECRET)[0] == 401
@@ -90,7 +90,7 @@ def test_metrics_want_the_token_and_name_no_caller(tmp_path: Path) -> None:
 
 
 def test_abandoned_request_is_counted_as_abandoned(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says, seconds_per_token=0.2))
+    served = Served(World(tmp_path / "state", script=scripted, seconds_per_token=0.2))
     with in_a_thread(served.open) as url:
         with client_of(url, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
             ask(client, model="edge-local")

@@ -140,8 +140,8 @@ async def test_item_deadline_reaches_the_upstream_minus_a_margin(tmp_path) -> No
         await replies_of(client, [call("k1", "batch")], 6.0)
         _ = [delta async for delta in client.stream_complete(call("k2", "stream"), 11.0)]
         await client.complete(call("k3", "unary"), 16.0)
-    told = {request.messages[-1].content: request.deadline_s for request in provider.requests}
-    assert 1.0 < told["batch"] < 6.0 and 6.0 < told["stream"] < 11.0 and 11.0 < told["unary"] < 16.0
+    deadlines = {request.messages[-1].content: request.deadline_s for request in provider.requests}
+    assert 1.0 < deadlines["batch"] < 6.0 and 6.0 < deadlines["stream"] < 11.0 and 11.0 < deadlines["unary"] < 16.0
 
 
 async def test_expired_item_is_reported_and_the_others_are_answered(tmp_path) -> None:

@@ -92,4 +92,4 @@ def test_invalid_limit_is_wrong_usage_and_changes_nothing(tmp_path: Path, words:
 def test_with_another_coordinator_its_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--state", str(tmp_path / "state"), "--coordinator", "127.0.0.1:9"]
     assert main(["budget", "limit", "--spend", "5", *options]) == 2
-    assert "127.0.0.1:9" in (told := capsys.readouterr().err) and "edge-coordinator budget set" in told
+    assert "127.0.0.1:9" in (err := capsys.readouterr().err) and "edge-coordinator budget set" in err

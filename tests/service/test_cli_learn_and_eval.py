@@ -29,8 +29,8 @@ def test_learn_writes_a_run_folder_resumes_in_it_and_eval_finds_its_adapter(tmp_
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [2]
     assert events[-1]["kind"] == "run_finished"
 
-    looks = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(look["step"], look["adapter_version"], look["items"]) for look in looks] == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
+    scores = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(score["step"], score["adapter_version"], score["items"]) for score in scores] == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
 
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert (summary["steps"], summary["reason"]) == (2, "done")

@@ -38,11 +38,11 @@ def agent(tmp_path: Path, hub: Hub):
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "EDGE_AGENT_"))}
 
     def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        code, out, told = run_command("edge.cli", "models", *arguments, environment=outside | caches | quiet | environment)
-        errors = [line for line in told.splitlines() if line.startswith("error: ")]
-        assert len(errors) == (code != 0), told
-        assert "Traceback" not in told
-        return code, out, "".join(errors) or told
+        code, out, err = run_command("edge.cli", "models", *arguments, environment=outside | caches | quiet | environment)
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == (code != 0), err
+        assert "Traceback" not in err
+        return code, out, "".join(errors) or err
 
     return run
 
@@ -52,9 +52,9 @@ def blobs(tmp_path: Path) -> list[str]:
 
 
 def test_a_pulled_model_is_listed_shown_and_found_again_without_a_network(agent, hub: Hub, tiny: bytes) -> None:
-    code, out, told = agent("pull", REPO)
+    code, out, err = agent("pull", REPO)
     assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
-    assert f"--model {REPO}" in told and "without a checksum" not in told
+    assert f"--model {REPO}" in err and "without a checksum" not in err
     code, out, _ = agent("pull", REPO, HF_HUB_OFFLINE="1")
     assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
     assert hub.gets == [f"{REPO}/tiny-q8_0.gguf"]
@@ -136,8 +136,8 @@ def test_one_of_several_files_is_chosen_or_requested(agent, hub: Hub, tiny: byte
 def test_safetensors_from_the_hub_are_converted_into_the_models_folder(agent, hub: Hub, tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "source", "llama", shards=2)
     hub.files["maker/tiny"] = {path.name: path.read_bytes() for path in folder.path.iterdir()} | {"pytorch_model.bin": b"no"}
-    code, out, told = agent("pull", "maker/tiny")
-    assert code == 0 and "models convert" in told
+    code, out, err = agent("pull", "maker/tiny")
+    assert code == 0 and "models convert" in err
     assert "maker/tiny/pytorch_model.bin" not in hub.gets
     (tmp_path / "models").mkdir()
     wide, narrow = tmp_path / "models" / "wide.gguf", tmp_path / "models" / "narrow.gguf"
@@ -153,8 +153,8 @@ def test_safetensors_from_the_hub_are_converted_into_the_models_folder(agent, hu
 
 def test_local_file_is_imported_once(agent, tiny: bytes, tmp_path: Path) -> None:
     (tmp_path / "mine.gguf").write_bytes(tiny)
-    code, out, told = agent("pull", str(tmp_path / "mine.gguf"))
-    assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in told
+    code, out, err = agent("pull", str(tmp_path / "mine.gguf"))
+    assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in err
     (tmp_path / "mine.gguf").write_bytes(tiny + b"\0")
     code, _, error = agent("pull", str(tmp_path / "mine.gguf"))
     assert code == 2 and "--force" in error

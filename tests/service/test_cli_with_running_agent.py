@@ -105,7 +105,7 @@ async def test_exit_code_reports_a_fallback_only_on_request(state: Path, answers
 
 
 @pytest.mark.parametrize(
-    ("failure", "after", "told"),
+    ("failure", "after", "message"),
     [
         (BudgetExhausted("no calls left"), 0, "no calls left"),
         (CloudOff("the cloud is paused"), 0, "mode cloud-only is not possible: the cloud is paused"),
@@ -114,12 +114,12 @@ async def test_exit_code_reports_a_fallback_only_on_request(state: Path, answers
     ids=["budget", "switch", "in the stream"],
 )
 async def test_failed_cloud_only_request_is_one_line(
-    state: Path, answers: ScriptedAnswers, failure: Exception, after: int, told: str
+    state: Path, answers: ScriptedAnswers, failure: Exception, after: int, message: str
 ) -> None:
     answers.failure, answers.fail_after = failure, after
     code, _, err = await ask(state, "--cloud")
     assert (code, err.count("\n")) == (1, 1)
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_non_text_file_is_refused_before_anything_is_asked(
 
 
 async def test_unsupported_option_for_a_running_agent_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
-    for words, told in (
+    for words, message in (
         (("--file", str(state)), "Is a directory"),
         (("--cloud", "--local-only"), "local-only and cloud-only are two modes"),
         (("--task", "my task"), "--task 'my task': not a label"),
@@ -150,7 +150,7 @@ async def test_unsupported_option_for_a_running_agent_is_wrong_usage(state: Path
     ):
         code, out, err = await ask(state, *words)
         assert (code, out, answers.asked) == (2, "", []), err
-        assert told in err
+        assert message in err
 
 
 async def test_commands_send_the_token_that_the_agent_requires(answers: ScriptedAnswers, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ class TokenAnswers(ScriptedAnswers):
             chance = TokenChance(7, piece.text.encode(), -0.25)
             token = ScoredToken(7, piece.text.encode(), -0.25, True, (chance,), start, start + len(piece.text))
             start += len(piece.text)
-            told = question.wishes.top_logprobs is not None and piece.note is None
-            yield AnswerPiece(piece.text, piece.note, (token,) if told else ())
+            scored = question.wishes.top_logprobs is not None and piece.note is None
+            yield AnswerPiece(piece.text, piece.note, (token,) if scored else ())
 
 
 class CountingBackend(ScriptedBackend):
@@ -109,15 +109,15 @@ async def test_a_prompt_is_echoed_and_scored_without_a_continuation(client: open
     done = await client.completions.create(model="nano-edge", prompt="to be or", max_tokens=0, echo=True, logprobs=2)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason) == ("to be or", "length")
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens == ["to", " be", " or"]
-    assert told.text_offset == [0, 2, 5]
-    assert told.token_logprobs is not None
-    assert told.token_logprobs[0] is None
-    assert told.top_logprobs is not None
-    assert told.top_logprobs[0] is None
-    assert told.top_logprobs[1][" be"] == told.token_logprobs[1]  # type: ignore[index]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["to", " be", " or"]
+    assert logprobs.text_offset == [0, 2, 5]
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] is None
+    assert logprobs.top_logprobs[1][" be"] == logprobs.token_logprobs[1]  # type: ignore[index]
 
 
 async def test_echo_with_a_continuation_scores_both_in_one_list(client: openai.AsyncOpenAI) -> None:
@@ -227,13 +227,13 @@ async def test_chat_log_probabilities_cover_the_content(client: openai.AsyncOpen
     ask: dict[str, Any] = {"model": "edge", "messages": [{"role": "user", "content": "?"}], "logprobs": True, "top_logprobs": 1}
     if streamed:
         chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
-        told = [entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
+        entries = [entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
         assert all(choice.logprobs is None for chunk in chunks for choice in chunk.choices if not choice.delta.content)
     else:
-        told = (await client.chat.completions.create(**ask)).choices[0].logprobs.content
-    assert [entry.token for entry in told] == ["The", " answer", "."]
-    assert [bytes(entry.bytes) for entry in told] == [b"The", b" answer", b"."]
-    assert {entry.top_logprobs[0].logprob for entry in told} == {-0.25}
+        entries = (await client.chat.completions.create(**ask)).choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["The", " answer", "."]
+    assert [bytes(entry.bytes) for entry in entries] == [b"The", b" answer", b"."]
+    assert {entry.top_logprobs[0].logprob for entry in entries} == {-0.25}
 
 
 async def test_cloud_text_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:

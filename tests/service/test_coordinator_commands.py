@@ -23,8 +23,8 @@ from tests.unit.ledger_requests import close_request, open_request, reserve_requ
 def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
     code = main(list(map(str, arguments)))
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
         ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1]"),
@@ -73,25 +73,25 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
         ("a: [\n", ":2: "),
     ],
 )
-def test_invalid_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
+def test_invalid_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, message) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and told in err and "secret" not in err
+    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and message in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("budgets.devise.calls_limit=3", "unknown key budgets.devise; did you mean device?"),
         ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
         ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
     ],
 )
-def test_invalid_set_option_is_wrong_usage(capsys, given, told) -> None:
+def test_invalid_set_option_is_wrong_usage(capsys, given, message) -> None:
     code, out, err = outcome(capsys, "config", "check", "--set", given)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"error: --set {given.partition('=')[0]}") and told in err
+    assert err.startswith(f"error: --set {given.partition('=')[0]}") and message in err
 
 
 def test_valid_configuration_passes_with_a_note_on_missing_prices(capsys, tmp_path) -> None:
@@ -228,8 +228,8 @@ def test_set_limits_accumulate_and_override_the_file_until_reset(capsys, tmp_pat
     assert json.loads(out)["device"]["calls_limit"] is None
     code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "config", "--window", "config", *here)
     assert (code, out) == (0, "device: 9 calls, 7 tokens, 0.0009 USD (total)\n")
-    told = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
-    assert told["set"] == {"device": ["spend_limit_uusd"]}
+    shown = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
+    assert shown["set"] == {"device": ["spend_limit_uusd"]}
     assert outcome(capsys, "ledger", "verify", *here)[0] == 0
 
 
@@ -294,9 +294,9 @@ def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     assert "shared price fleet[task:math]: λ 0.5070 after 1 step" in out
     assert "d1 math: λ 0.5070" in out
     assert main(["budget", "show", "--state", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(price["key"], price["updates"]) for price in told["prices"]] == [("fleet[task:math]", 1)]
-    assert told["tasks"][0]["dual"] == told["prices"][0]["dual"]
+    shown = json.loads(capsys.readouterr().out)
+    assert [(price["key"], price["updates"]) for price in shown["prices"]] == [("fleet[task:math]", 1)]
+    assert shown["tasks"][0]["dual"] == shown["prices"][0]["dual"]
 
 
 @pytest.mark.parametrize("role", ["device", "admin"])
@@ -304,8 +304,8 @@ def test_revoke_prints_the_command_for_a_new_valid_certificate(capsys, tmp_path,
     pki, state = tmp_path / "pki", ("--state", tmp_path)
     outcome(capsys, "pki", "init", pki)
     outcome(capsys, "pki", role, "eve", "--dir", pki, *state)
-    code, told, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
-    again = told.splitlines()[-1].partition("edge-coordinator ")[2]
+    code, out, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
+    again = out.splitlines()[-1].partition("edge-coordinator ")[2]
     assert (code, again) == (0, f"pki {role} eve --epoch 1 --dir DIR --force")
     assert outcome(capsys, *again.replace("DIR", str(pki)).split())[0] == 0 and epoch_in(pki / f"{role}-eve.crt") == 1
     row = json.loads(outcome(capsys, "token", "revoke", "eve", "--role", role, "--json", *state)[1])

@@ -141,10 +141,10 @@ async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, ups
         outcomes = await asyncio.gather(*(client.complete(each, 30.0) for each in calls), return_exceptions=True)
         await client.aclose()
         answered = [each for each in outcomes if not isinstance(each, Exception)]
-        doubtful = [each for each in outcomes if isinstance(each, OutcomeUnknown)]
+        unconfirmed = [each for each in outcomes if isinstance(each, OutcomeUnknown)]
         refused = [each for each in outcomes if isinstance(each, BudgetExhausted)]
-        assert (len(answered) + len(doubtful), len(refused)) == (12, 8)
-        spent = sum(each.charged_uusd for each in answered) + sum(int(each.metadata["charged_uusd"]) for each in doubtful)
+        assert (len(answered) + len(unconfirmed), len(refused)) == (12, 8)
+        spent = sum(each.charged_uusd for each in answered) + sum(int(each.metadata["charged_uusd"]) for each in unconfirmed)
         device = (await balances(child.state))["device[device:local]"]
         assert device["calls"] == {"committed": 12, "reserved": 0, "limits": 12}
         assert device["uusd"]["committed"] == spent

@@ -64,8 +64,8 @@ async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check
             shown = {name for name, _ in await scraped(json.loads(child.serving_line)["metrics_url"])}
             assert (await command(*health))[:2] == (0, f"SERVING on unix:{tmp_path}/state/admin.sock\n")
             await child.stop()
-    code, said, problem = await command(*health)
-    assert (code, said) == (1, "") and "NOT_SERVING" in problem
+    code, out, problem = await command(*health)
+    assert (code, out) == (1, "") and "NOT_SERVING" in problem
     panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     named = {name for expression in (*panels, *(rule["expr"] for rule in rules())) for name in NAME.findall(expression)}
     assert len(named) > 25
@@ -84,20 +84,20 @@ def test_every_alert_fires_on_its_example() -> None:
 
 
 def test_containers_run_without_root_on_a_read_only_root_with_secrets_as_files() -> None:
-    said = compose()
-    for name, service in said["services"].items():
+    config = compose()
+    for name, service in config["services"].items():
         assert service["user"].split(":")[0] not in ("0", "root"), name
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
         assert "no-new-privileges:true" in service["security_opt"], name
         for secret in service.get("secrets", ()):
-            assert said["secrets"][secret]["file"].startswith("./secrets/")
+            assert config["secrets"][secret]["file"].startswith("./secrets/")
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
-            assert source in said["volumes"] or (DEPLOY / source).exists(), volume
+            assert source in config["volumes"] or (DEPLOY / source).exists(), volume
         for key, value in service.get("environment", {}).items():
             assert not ("PASSWORD" in key and not key.endswith("FILE")), (name, key, value)
-    assert "healthcheck" in said["services"]["coordinator"] and "healthcheck" in said["services"]["postgres"]
-    published = [port for service in said["services"].values() for port in service.get("ports", ())]
+    assert "healthcheck" in config["services"]["coordinator"] and "healthcheck" in config["services"]["postgres"]
+    published = [port for service in config["services"].values() for port in service.get("ports", ())]
     assert published == ["8443:8443", "127.0.0.1:3000:3000"]
 
 

@@ -45,7 +45,7 @@ async def served(answers: ScriptedAnswers, **options: Any) -> AsyncIterator[int]
         yield int(url.rpartition(":")[2])
 
 
-async def said_to(port: int, *parts: bytes) -> bytes:
+async def reply_to(port: int, *parts: bytes) -> bytes:
     """All that comes back for these bytes until the server hangs up, or has answered and waits for more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
@@ -97,10 +97,10 @@ AMBIGUOUS = {
 @pytest.mark.parametrize("sent", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
 async def test_ambiguous_http_framing_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
-        came = await said_to(port, sent)
+        came = await reply_to(port, sent)
         assert came.count(b"HTTP/1.1 ") <= 1
         assert came == b"" or came.startswith(b"HTTP/1.1 4")
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
     assert len(answers.asked) == 1
 
 
@@ -121,7 +121,7 @@ async def test_ambiguous_http_framing_is_refused(answers: ScriptedAnswers, sent:
 )
 async def test_bodies_that_break_parsers_are_refused(answers: ScriptedAnswers, body: bytes, code: bytes) -> None:
     async with served(answers) as port:
-        came = await said_to(port, post(body))
+        came = await reply_to(port, post(body))
     assert came.startswith(b"HTTP/1.1 400 ")
     assert code in came
     assert answers.asked == []
@@ -129,15 +129,15 @@ async def test_bodies_that_break_parsers_are_refused(answers: ScriptedAnswers, b
 
 async def test_too_many_and_too_long_headers_are_refused(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        many = await said_to(port, post(ASK, *(f"x-{number}: a" for number in range(80))))
-        long = await said_to(port, post(ASK, "x-a: " + "a" * 20_000))
+        many = await reply_to(port, post(ASK, *(f"x-{number}: a" for number in range(80))))
+        long = await reply_to(port, post(ASK, "x-a: " + "a" * 20_000))
     assert (many[:13], long[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) == (b"HTTP/1.1 431 ", True)
     assert answers.asked == []
 
 
 async def test_body_that_does_not_arrive_is_abandoned(answers: ScriptedAnswers) -> None:
     async with served(answers, limits=LIMITS) as port:
-        came = await said_to(port, post(ASK[:9], length=500))
+        came = await reply_to(port, post(ASK[:9], length=500))
         assert came.startswith(b"HTTP/1.1 408 ")
         assert b"request_timeout" in came
 
@@ -145,7 +145,7 @@ async def test_body_that_does_not_arrive_is_abandoned(answers: ScriptedAnswers) 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", post(ASK[:9], length=500)])
 async def test_connection_without_progress_is_closed(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
-        assert await said_to(port, sent) == b""
+        assert await reply_to(port, sent) == b""
 
 
 class Crowded(TimedProtocol):
@@ -155,14 +155,14 @@ class Crowded(TimedProtocol):
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
+    "sent", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
 )
-async def test_idle_connections_are_closed_to_accept_new_ones(answers: ScriptedAnswers, said: bytes) -> None:
+async def test_idle_connections_are_closed_to_accept_new_ones(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Crowded) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * Crowded.most_connections)]
         for _, writer in idle:
-            writer.write(said)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+            writer.write(sent)
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
         for _, writer in idle:
             writer.close()
 
@@ -171,10 +171,10 @@ async def test_refusal_with_all_connections_busy_is_an_ordinary_error(answers: S
     free = asyncio.Event()
     answers.wait_before = {0: free}
     async with served(answers, protocol=Crowded) as port, asyncio.TaskGroup() as group:
-        busy = [group.create_task(said_to(port, post())) for _ in range(Crowded.most_connections)]
+        busy = [group.create_task(reply_to(port, post())) for _ in range(Crowded.most_connections)]
         while len(answers.asked) < len(busy):
             await asyncio.sleep(0.01)
-        refused = await said_to(port, post())
+        refused = await reply_to(port, post())
         free.set()
     head, _, body = refused.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -185,7 +185,7 @@ async def test_refusal_with_all_connections_busy_is_an_ordinary_error(answers: S
 
 async def test_non_http_bytes_get_the_common_error_form(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        head, _, body = (await said_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
+        head, _, body = (await reply_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
@@ -196,7 +196,7 @@ async def test_incomplete_bodies_do_not_occupy_request_places(answers: ScriptedA
         for _, writer in slow:
             writer.write(post(ASK[:9], length=500))
         await asyncio.sleep(0.1)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
         for _, writer in slow:
             writer.close()
 
@@ -206,12 +206,12 @@ async def test_kill_switch_works_under_full_load(answers: ScriptedAnswers) -> No
     answers.wait_before = {0: free}
     async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
         for _ in range(2):
-            group.create_task(said_to(port, post()))
+            group.create_task(reply_to(port, post()))
         while len(answers.asked) < 2:
             await asyncio.sleep(0.01)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 429 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 429 ")
         pause = post(b'{"paused": true}').replace(b"/v1/chat/completions", b"/api/budget/pause")
-        assert (await said_to(port, pause)).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, pause)).startswith(b"HTTP/1.1 200 ")
         free.set()
 
 
@@ -220,7 +220,7 @@ async def test_client_that_sends_a_whole_oversized_body_reads_the_refusal(answer
     large = b"x" * (8 << 20)
     sent = post(b"%x\r\n%s\r\n0\r\n\r\n" % (len(large), large), CHUNKED, length=-1) if chunked else post(large)
     async with served(answers) as port:
-        came = await said_to(port, sent)
+        came = await reply_to(port, sent)
     assert came.startswith(b"HTTP/1.1 413 ")
     assert b"request_too_large" in came
 
@@ -240,7 +240,7 @@ async def test_client_that_does_not_read_blocks_nobody(answers: ScriptedAnswers)
 
 async def test_pipelined_requests_are_answered_in_order(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        came = await said_to(port, post().replace(b"connection: close\r\n", b"") + post())
+        came = await reply_to(port, post().replace(b"connection: close\r\n", b"") + post())
     assert came.count(b"HTTP/1.1 200 ") == 2
     assert len(answers.asked) == 2
 
@@ -321,6 +321,6 @@ async def test_unix_socket_in_use_is_left_alone(answers: ScriptedAnswers, tmp_pa
 async def test_a_failure_leaves_no_text_in_the_log(answers: ScriptedAnswers, caplog: pytest.LogCaptureFixture) -> None:
     answers.failure = RuntimeError("secret prompt text")
     async with served(answers) as port:
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 500 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 500 ")
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text

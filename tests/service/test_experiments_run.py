@@ -50,7 +50,7 @@ async def _started(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
             await process.wait()
 
 
-async def _said(process: asyncio.subprocess.Process) -> str:
+async def _output_of(process: asyncio.subprocess.Process) -> str:
     output, _ = await asyncio.wait_for(process.communicate(), _STARTS_S)
     return output.decode()
 
@@ -78,9 +78,9 @@ async def _killed_in_the_middle(folder: Path) -> None:
         cell = next(child for child in psutil.Process(runner.pid).children() if "cell" in child.cmdline())
         below = cell.children(recursive=True)
         cell.send_signal(signal.SIGKILL)
-        said = await _said(runner)
-        assert runner.returncode == 1, said
-        assert "failed (-9)" in said
+        output = await _output_of(runner)
+        assert runner.returncode == 1, output
+        assert "failed (-9)" in output
     await asyncio.to_thread(psutil.wait_procs, below, timeout=30)
     assert not any(process.is_running() for process in below)
 
@@ -90,17 +90,17 @@ async def _stopped_in_the_middle(folder: Path) -> None:
     async with _started(folder) as runner:
         await _steps_reached(folder, 2)
         runner.send_signal(signal.SIGTERM)
-        said = await _said(runner)
-        assert runner.returncode == 130, said
-        assert "the same command goes on from here" in said
-        assert ": stopped" in said
+        output = await _output_of(runner)
+        assert runner.returncode == 130, output
+        assert "the same command goes on from here" in output
+        assert ": stopped" in output
     assert not list((folder / "results").glob("*"))
 
 
 async def _finished(folder: Path) -> dict[str, Any]:
     async with _started(folder) as runner:
-        said = await _said(runner)
-        assert runner.returncode == 0, said
+        output = await _output_of(runner)
+        assert runner.returncode == 0, output
     return _result(folder)
 
 
@@ -116,7 +116,7 @@ async def test_killed_and_stopped_cell_gives_the_result_of_an_undisturbed_one(tm
     assert smooth["series"] == rough["series"]
     assert smooth["held_out"] == rough["held_out"]
     assert [len(values) for values in smooth["series"].values()] == [4] * len(smooth["series"])
-    assert [(look["step"], look["phase"], len(look["asked"]), len(look["router"])) for look in smooth["held_out"]] == [
+    assert [(scored["step"], scored["phase"], len(scored["asked"]), len(scored["router"])) for scored in smooth["held_out"]] == [
         (2, 1, 4, 4),
         (4, 2, 4, 4),
     ]
@@ -129,5 +129,5 @@ async def test_killed_and_stopped_cell_gives_the_result_of_an_undisturbed_one(tm
     assert str(tmp_path) not in json.dumps(rough)
 
     async with _started(tmp_path / "rough") as again:
-        assert "1 cell, 1 done; to do: 0 cells" in await _said(again)
+        assert "1 cell, 1 done; to do: 0 cells" in await _output_of(again)
         assert again.returncode == 0

@@ -46,7 +46,7 @@ def row_with(text: str) -> list[str]:
 )
 async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, behaviour: Behaviour, charged: int | None) -> None:
     """`charged` in micro-USD; None: the hold."""
-    _, told, shown, cost, _ = row_with(row)
+    _, reported, shown, cost, _ = row_with(row)
     store: Any = MemoryLedgerStore()
     async with running_upstream(behaviour) as upstream:
         endpoint = OpenAIEndpoint(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
@@ -59,18 +59,18 @@ async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, be
                 reason = error.reason
     kept = await store.get_call("local", "k1")
     hold = next(entry.data()["hold"][2] for entry in store.tables.journal if entry.kind == "reserve")
-    assert re.search(rf"\b{reason}\b", told) and f"`{kept.state}`" in shown
+    assert re.search(rf"\b{reason}\b", reported) and f"`{kept.state}`" in shown
     assert kept.charged.uusd == (hold if charged is None else charged)
     assert ("the hold" if charged is None else "usage" if charged else "nothing") in cost
 
 
 async def test_tools_request_to_an_upstream_without_tools_ends_as_the_table_says(tmp_path) -> None:
-    _, told, shown, cost, _ = row_with("tools")
+    _, reported, shown, cost, _ = row_with("tools")
     store, provider = MemoryLedgerStore(), FaultyProvider(1, FaultRates())
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         with pytest.raises(InvalidRequest, match="does not take this request: this upstream cannot call tools") as refused:
             await client.complete(call(openai_json=TOOLS), 5.0)
-        assert "\n" not in str(refused.value) and refused.value.reason == told
+        assert "\n" not in str(refused.value) and refused.value.reason == reported
         with pytest.raises(NotFound):
             await client.get_call("k1")
         assert (shown, cost) == ("no call", "nothing") and provider.log == []

@@ -225,9 +225,9 @@ async def test_stream_starts_once_after_a_fallback() -> None:
     table = UpstreamTable(pair.upstreams, {"default": (LegConfig(upstream="first"), LegConfig(upstream="second", order=1))})
     broker = Broker(pair.store, table, StepController(pair.store, {"*": TaskConfig()}, clock), BudgetBook(BudgetsConfig()), clock)
     completion = await broker.complete("d1", call(), 10.0, progress)
-    told = [progress.pieces.get_nowait() for _ in range(progress.pieces.qsize())]
-    assert completion.model == "second-model" and told[0] == "" and told[-1] is None
-    assert "".join(piece or "" for piece in told) == completion.text and told.count("") == 1
+    pieces = [progress.pieces.get_nowait() for _ in range(progress.pieces.qsize())]
+    assert completion.model == "second-model" and pieces[0] == "" and pieces[-1] is None
+    assert "".join(piece or "" for piece in pieces) == completion.text and pieces.count("") == 1
 
 
 async def test_call_is_charged_at_the_price_of_its_reservation_day(tmp_path) -> None:

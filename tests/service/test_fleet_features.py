@@ -111,17 +111,17 @@ async def test_schedule_sets_the_target_rate_of_each_step_instead_of_the_device(
         {"from_date": "2025-10-10", "target_rate": 0.7},
     ]
     async with world(tmp_path, "d1", tasks={"math": {"target_rate": 0.2, "target_rate_schedule": points}}) as it:
-        told = []
+        rates = []
         for step in range(4):
             if step == 3:
                 it.clock.advance(86400.0)
-            told.append((await it["d1"].open_step("math", step, 4, 8, 0.9)).target_rate)
+            rates.append((await it["d1"].open_step("math", step, 4, 8, 0.9)).target_rate)
             await it["d1"].close_step("math", step, StepUnits(32, 0))
-        assert told == [0.9, 0.4, 0.5, 0.7]  # before the first point the device is asked, as without a schedule
+        assert rates == [0.9, 0.4, 0.5, 0.7]  # before the first point the device is asked, as without a schedule
         journalled = [
             float.fromhex(entry.data()["target_rate"]) for entry in it.store.tables.journal if entry.kind == "open_step"
         ]
-        assert journalled == told
+        assert journalled == rates
 
 
 async def test_schedule_applies_from_the_first_contact(tmp_path) -> None:

@@ -30,8 +30,8 @@ def test_second_interrupt_ends_the_process_during_an_uninterruptible_step() -> N
     with subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            for told in ("working", "stopping"):
-                assert process.stdout.readline() == f"{told}\n"
+            for word in ("working", "stopping"):
+                assert process.stdout.readline() == f"{word}\n"
                 process.send_signal(signal.SIGINT)
             assert process.stdout.readline() == "cannot be cut\n"
             assert process.wait(60) == 130
@@ -65,23 +65,23 @@ asyncio.run(work())
 
 def read_line(terminal: int) -> bytes:
     """Up to its end: one that is closed in the middle of a line lets the writer fail."""
-    said = b""
-    while not said.endswith(b"\n"):
-        said += os.read(terminal, 100)
-    return said
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(terminal, 100)
+    return line
 
 
 def test_closed_terminal_lets_the_work_finish(tmp_path: Path) -> None:
     terminal, end = os.openpty()
-    told = tmp_path / "told"
-    command = [sys.executable, "-c", HANGS_UP, str(told)]
+    file = tmp_path / "told"
+    command = [sys.executable, "-c", HANGS_UP, str(file)]
     with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
         try:
             os.close(end)
             assert read_line(terminal).startswith(b"working")
             os.close(terminal)
             assert process.wait(60) == 0
-            assert told.read_text() == "settled"
+            assert file.read_text() == "settled"
         finally:
             process.kill()
 

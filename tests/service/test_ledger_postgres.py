@@ -142,8 +142,8 @@ async def test_calls_of_a_killed_replica_are_in_doubt_once_its_lease_expires(dsn
     crashed = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CRASHING, dsn, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    told, errors = await crashed.communicate()
-    assert (told.decode().strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), errors.decode()
+    out, errors = await crashed.communicate()
+    assert (out.decode().strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), errors.decode()
     swept = await until(lambda: store.sweep(NOW + 1.0))
     assert len(swept) == 15
     states = [(await store.get_call("d1", f"k{number}")).state for number in range(20)]
@@ -180,7 +180,7 @@ async def test_two_reads_of_one_transaction_see_one_snapshot(dsn: str, store: Po
     await store.reserve(reserve_request("k0"))
     others: list[threading.Thread] = []
 
-    def look(ledger: Ledger) -> tuple[int, int]:
+    def read_both(ledger: Ledger) -> tuple[int, int]:
         task = ledger.tables.tasks.get("d1", "math")
         if not others:
             others.append(threading.Thread(target=lambda: asyncio.run(_reserve_elsewhere(dsn))))
@@ -190,7 +190,7 @@ async def test_two_reads_of_one_transaction_see_one_snapshot(dsn: str, store: Po
         assert task is not None and budget is not None
         return task.version, budget.reserved.calls
 
-    assert await store.transact(look, frozenset({(TASK, "d1", "math")})) == (2, 2)
+    assert await store.transact(read_both, frozenset({(TASK, "d1", "math")})) == (2, 2)
 
 
 async def _reserve_elsewhere(dsn: str) -> None:
@@ -284,8 +284,8 @@ async def test_crashed_server_refuses_calls_and_keeps_everything_acknowledged(
     assert (await store.settle(settlement())).applied
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
-    assert len(told) == 2 and "can be written again" in told[1]
+    messages = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
+    assert len(messages) == 2 and "can be written again" in messages[1]
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)
     assert await asyncio.wait_for(heard, 60.0) in {("", ""), ("d1", "math")}
 
@@ -379,7 +379,7 @@ async def test_empty_database_becomes_a_ledger_when_replicas_start_at_the_same_t
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "message"),
     [
         (f"UPDATE alembic_version SET version_num = '{len(LEDGER) + 1:04d}'", "newer than"),
         ("UPDATE alembic_version SET version_num = 'ae1027a6acf'", "not a ledger"),
@@ -387,11 +387,11 @@ async def test_empty_database_becomes_a_ledger_when_replicas_start_at_the_same_t
     ],
 )
 async def test_a_newer_or_foreign_database_is_refused_in_one_line(
-    postgres_server: PostgresServer, statement: str, told: str
+    postgres_server: PostgresServer, statement: str, message: str
 ) -> None:
     dsn = await postgres_server.ledger_database()
     await postgres_server.execute(dsn, statement)
-    with pytest.raises(StateError, match=told) as refused:
+    with pytest.raises(StateError, match=message) as refused:
         await PostgresLedgerStore.open(dsn, NOW)
     assert "\n" not in str(refused.value)
 

@@ -40,14 +40,14 @@ async def test_calls_tokens_charges_and_refusals_are_counted(tmp_path) -> None:
         with pytest.raises(CoordinatorUnavailable):
             await client.complete(call("c", "c"), 10.0)
         provider.behaviour = lost
-        with pytest.raises(OutcomeUnknown) as doubtful:
+        with pytest.raises(OutcomeUnknown) as unconfirmed:
             await client.complete(call("d", "d"), 10.0)
         provider.behaviour = answer
         await client.complete(call("e", "e"), 10.0)
         with pytest.raises(BudgetExhausted):
             await client.complete(call("f", "f"), 10.0)
         seen = await scraped_after(it.serving.metrics_url, "Complete", 6)
-    hold_uusd = float(doubtful.value.metadata["charged_uusd"])
+    hold_uusd = float(unconfirmed.value.metadata["charged_uusd"])
     assert value(seen, "rpcs_total", method="Complete", code="OK", reason="") == 3
     assert value(seen, "rpcs_total", method="Complete", code="RESOURCE_EXHAUSTED", reason="BUDGET_EXHAUSTED") == 1
     assert value(seen, "rpcs_total", method="Complete", code="ABORTED", reason="OUTCOME_UNKNOWN") == 1
@@ -201,10 +201,10 @@ async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:
 
 
 async def test_incomplete_and_silent_connections_are_closed_while_others_are_served(tmp_path) -> None:
-    async def told(request: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.Response:
         return web.Response(text="told")
 
-    everybody = Route("/metrics", told, None)
+    everybody = Route("/metrics", page, None)
     authenticator = SecureFleet(tmp_path).tokens  # nobody is asked who they are
     port = SidePort("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.5)  # type: ignore[arg-type]
     url = await port.start()
@@ -236,6 +236,6 @@ async def test_failing_upstream_is_shown_as_skipped(tmp_path) -> None:
                 await client.complete(call(f"k{number}", f"q{number}"), 10.0)
         assert caught.value.reason == "UPSTREAM_OPEN"
         after = await scraped_after(it.serving.metrics_url, "Complete", 6)
-    told = [value(seen, "upstream_breaker_state", upstream="default", state="open") for seen in (before, after)]
-    assert told == [0, 1]
+    states = [value(seen, "upstream_breaker_state", upstream="default", state="open") for seen in (before, after)]
+    assert states == [0, 1]
     assert value(after, "rpcs_total", method="Complete", code="UNAVAILABLE", reason="UPSTREAM_OPEN") == 1

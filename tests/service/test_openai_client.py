@@ -60,7 +60,7 @@ class CallsTools:
             yield delta if delta.completion is not None or not tools else replace(delta, text="")
 
 
-def says(messages: Any, sampling: Any, seed: int) -> str:
+def scripted(messages: Any, sampling: Any, seed: int) -> str:
     """Asks for help with 4 + 1, knows the rest, and writes a form where it is held to one."""
     text = messages[-1].content
     if sampling.grammar:
@@ -94,7 +94,7 @@ class Served:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path / "state", script=says, terms=ScriptedTerms(calls_limit=3))
+    return World(tmp_path / "state", script=scripted, terms=ScriptedTerms(calls_limit=3))
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_the_bundled_model_answers_the_client(nano: str) -> None:
         answer: Any = client.chat.completions.create(model="nano-edge", messages=question, seed=1)
         streamed = list(client.chat.completions.create(model="edge", messages=question, seed=1, stream=True))
         models = [model.to_dict()["edge"]["context_length"] for model in client.models.list()]  # type: ignore[index]
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
-    assert (answer.edge["source"], answer.choices[0].message.content) == ("local", said)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert (answer.edge["source"], answer.choices[0].message.content) == ("local", text)
     assert answer.usage.completion_tokens > 0
     assert set(models) == {1024}

@@ -119,18 +119,18 @@ async def test_total_deadline_applies_to_silence_and_trickling_bytes(behaviour: 
 
 @pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
 async def test_expired_deadline_closes_the_connection_to_the_upstream(ask: Ask) -> None:
-    told = asyncio.Event()
+    closed = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
         try:
             return await sends(pause_s=0.02, forever=b": keep-alive\n\n")(request)
         finally:
-            told.set()
+            closed.set()
 
     async with provider_for(endless) as (provider, _):
         with pytest.raises(ProviderError, match="in time"):
             await ask(provider, provider_request(deadline_s=0.4))
-        await asyncio.wait_for(told.wait(), 60.0)
+        await asyncio.wait_for(closed.wait(), 60.0)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
@@ -184,7 +184,7 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "message"),
     [
         ({"error": {"message": "The server\nhad an error", "type": "server_error"}}, ": server_error: The server had an error"),
         ({"object": "error", "message": "no such model", "code": 404}, ": 404: no such model"),
@@ -193,14 +193,14 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
         ({"error": {"detail": 1}}, ""),
     ],
 )
-async def test_error_in_a_stream_keeps_the_upstreams_words_without_secrets(event: dict[str, Any], told: str) -> None:
+async def test_error_in_a_stream_keeps_the_upstreams_words_without_secrets(event: dict[str, Any], message: str) -> None:
     begun = {"choices": [{"delta": {"content": "4"}}], "usage": {"prompt_tokens": 12, "completion_tokens": 1}}
     events = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in (begun, event))
     async with provider_for(sends(events)) as (provider, _):
         with pytest.raises(ProviderError) as failed:
             await streamed(provider, provider_request())
     assert (failed.value.kind, failed.value.usage) == ("garbage", TokenUsage(12, 1))
-    assert str(failed.value).endswith(f"an error in its answer{told}")
+    assert str(failed.value).endswith(f"an error in its answer{message}")
 
 
 async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:

@@ -129,31 +129,31 @@ async def press_button(page: Page, text: str) -> None:
     await key(page, "Enter")
 
 
-async def look_now(page: Page) -> None:
+async def refresh_now(page: Page) -> None:
     """Have the page ask how the agent is, as one does that was hidden and is seen again."""
     await page.value("document.dispatchEvent(new Event('visibilitychange'))")
 
 
-async def look_again(page: Page, view: str) -> None:
+async def revisit(page: Page, view: str) -> None:
     """Leave a view and come back: it asks the agent at once then, and not only every few seconds."""
     await page.value("location.hash = '#chat'")
     await page.until("!document.getElementById('view-chat').hidden")
     await page.value(f"location.hash = '#{view}'")
 
 
-async def happens(what: Callable[[], bool], told: Callable[[], object]) -> None:
-    """Wait until something is so on the agent's side. Raises AssertionError with what is told of it when it is not."""
+async def happens(what: Callable[[], bool], describe: Callable[[], object]) -> None:
+    """Wait until something is so on the agent's side. Raises AssertionError with its last state when it is not."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not what():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"it never happened; last: {told()}") from None
+        raise AssertionError(f"it never happened; last: {describe()}") from None
 
 
 async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
-    await happens(lambda: len(agent.said(path)) >= count, lambda: agent.said(path))
-    return agent.said(path)
+    await happens(lambda: len(agent.bodies_of(path)) >= count, lambda: agent.bodies_of(path))
+    return agent.bodies_of(path)
 
 
 # ---------------------------------------------------------------- chat
@@ -169,10 +169,10 @@ async def test_answer_grows_without_moving_the_page_and_is_announced_once(page: 
     ]
     agent.answers.wait_before = {6: gate}
     await arrive(page, stage.show(agent))
-    await page.value("""window.moved = 0; window.told = [];
+    await page.value("""window.moved = 0; window.announced = [];
       new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
         .observe({ type: 'layout-shift' });
-      new MutationObserver(() => told.push(document.getElementById('announcer').textContent))
+      new MutationObserver(() => announced.push(document.getElementById('announcer').textContent))
         .observe(document.getElementById('announcer'), { childList: true, characterData: true, subtree: true });""")
     await send_question(page, "count")
     await page.until("document.querySelector('.answer .text')?.textContent.includes('line 3')")
@@ -183,9 +183,9 @@ async def test_answer_grows_without_moving_the_page_and_is_announced_once(page: 
     await page.until(
         "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.answer-head .badge')"
     )
-    await page.until("told.some((text) => text.includes('the end'))")
-    said = [text for text in await page.value("told") if text]
-    assert said[0] == "Working on it" and said[1].startswith("Answered on this device. line 0") and len(said) == 2
+    await page.until("announced.some((text) => text.includes('the end'))")
+    announced = [text for text in await page.value("announced") if text]
+    assert announced[0] == "Working on it" and announced[1].startswith("Answered on this device. line 0") and len(announced) == 2
     assert await page.value("moved") < 0.05
     assert await focused(page) == "question"
 
@@ -241,10 +241,10 @@ async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page:
     await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
     await page.type("It is 4 <b>")
     await press_button(page, "Send correction")
-    said = await wait_for(agent, "/api/feedback", 4)
+    feedback = await wait_for(agent, "/api/feedback", 4)
     given = [("good", None), ("none", None), ("bad", None), ("bad", "It is 4 <b>")]
     name = agent.answers.asked[0].id
-    assert said == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
+    assert feedback == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
 
 
 async def test_stop_ends_the_answer_keeps_its_text_and_allows_asking_again(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -297,8 +297,8 @@ async def test_a_correction_is_in_view_above_the_question_and_enter_sends_it(pag
     await page.until(f"{sees} return document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2) === b; }})()")
     await page.type("38")
     await key(page, "Enter")
-    said = await wait_for(agent, "/api/feedback", 2)
-    assert (said[-1]["verdict"], said[-1]["correction"]) == ("bad", "38")
+    feedback = await wait_for(agent, "/api/feedback", 2)
+    assert (feedback[-1]["verdict"], feedback[-1]["correction"]) == ("bad", "38")
 
 
 async def test_failure_in_the_middle_keeps_the_text_so_far(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -337,7 +337,7 @@ async def test_limit_is_typed_and_set_and_an_invalid_amount_is_reported(page: Pa
     await page.type("five")
     await press_button(page, "Set limit")
     await page.until("document.querySelector('#limit .problem').textContent.includes('five')")
-    assert agent.said("/api/budget/limit") == []
+    assert agent.bodies_of("/api/budget/limit") == []
     await page.value(f"document.querySelector({amount!r}).select()")
     await page.type("5 USD")
     await press_button(page, "Set limit")
@@ -359,7 +359,7 @@ async def test_the_dial_is_typed_or_moved_by_keyboard_and_priced_before_it_is_se
         await key(page, "ArrowRight")
     assert await page.value(f"document.querySelector({slider!r}).ariaValueText") == "25%"
     await page.until("document.querySelector('.whatif').textContent.includes('would have come from the cloud')")
-    assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.said("/api/budget") == []
+    assert agent.bodies_of("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.bodies_of("/api/budget") == []
     assert "15 would have come from the cloud (really: 20)" in await text_of(page, ".whatif")
     await key(page, "Enter")
     assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": 0.25}]
@@ -411,18 +411,18 @@ async def test_stale_reply_does_not_revert_a_switch(page: Page, stage: Stage, ag
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     await hold_budgets(page, "GET")
-    await look_again(page, "budget")
+    await revisit(page, "budget")
     await page.until("held.length === 1")
     await focus(page, "#pause-cloud")
     await space(page)
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'true'")
-    assert agent.said("/api/budget/pause") == [{"paused": True}]
+    assert agent.bodies_of("/api/budget/pause") == [{"paused": True}]
     assert "all answers come from this device" in await text_of(page, "#switched-off")
     await page.value("held[0]()")
     await page.until("read === 1")
     assert await page.value("document.getElementById('pause-cloud').ariaChecked") == "true"
     agent.control.budgets |= {"paused": False}  # elsewhere; what is asked for from now on counts again
-    await look_again(page, "budget")
+    await revisit(page, "budget")
     await page.until("held.length === 2")
     await page.value("held[1]()")
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'false'")
@@ -442,7 +442,7 @@ async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page
     await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")
     await press_button(page, "Go on learning")
     await page.until("document.querySelector('#learning-state .state').textContent === 'Learning'")
-    assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
+    assert agent.bodies_of("/api/learning") == [{"paused": True}, {"paused": False}]
 
 
 async def test_rollback_asks_for_confirmation_and_restores_the_focus(page: Page, stage: Stage, agent: PageAgent) -> None:
@@ -469,7 +469,7 @@ async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent:
     await page.until(FILLED["learning"])
     agent.control.log = more
     agent.control.state["steps_done"] = 100
-    await look_now(page)
+    await refresh_now(page)
     await page.until("document.querySelectorAll('#accuracy-place svg')[1].textContent.includes('step 100')")
     asked = [urlsplit(one).query for one in page.requested if "/api/steps" in one]
     assert asked == ["after=0", "after=90"]
@@ -495,7 +495,7 @@ async def test_outbox_shows_every_byte_sent_and_what_was_withheld(page: Page, st
     await press_button(page, "Older")
     await page.until("document.querySelectorAll('#sent-list li').length === 61")
     agent.control.departed[:0] = [{**sent(number, "learning"), "outcome": "no route"} for number in range(160, 61, -1)]
-    await look_again(page, "outbox")
+    await revisit(page, "outbox")
     assert await text_of(page, "#sent-list .badge") == "a question", "a person's questions come first"
     await page.value("document.querySelector('#traffic summary').click()")
     await page.until("document.querySelector('#traffic-list li')?.textContent.includes('did not leave: no route')")
@@ -512,7 +512,7 @@ async def test_lost_coordinator_is_reported_and_answers_continue(page: Page, sta
     await ask(page, "still there?")
     assert await text_of(page, ".badge") == "local"
     agent.control.state["online"] = True
-    await look_now(page)
+    await refresh_now(page)
     await page.until("document.getElementById('headline').className === ''")
 
 
@@ -605,8 +605,8 @@ async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text
     control = agent.control
     agent.answers.pieces, agent.answers.note = [f"<think>{text}</think><answer>", text, "</answer>"], note("local", reason=text)
     control.log = [{**one, "task": text} for one in control.log]
-    told = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
-    control.versions = [{**control.versions[-1], **told, "version": 3, "serving": False}]
+    hostile = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
+    control.versions = [{**control.versions[-1], **hostile, "version": 3, "serving": False}]
     control.state |= {**dict.fromkeys(("waiting", "task", "coordinator", "mode"), text), "model": {"name": text}, "steps_done": 4}
     control.state["quota"] |= dict.fromkeys(("line", "state", "task"), text)
     control.budgets["tasks"] = [{**control.state["quota"], "dial": dials()[0].to_json() | {"task": text}}]
@@ -649,8 +649,8 @@ async def test_every_page_file_is_served_and_none_builds_markup_from_text() -> N
     on_disk = {one.name: one.read_text() for one in folder.iterdir()}
     assert {file.name for file, _ in _PAGE.values()} == set(on_disk)
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "https://"):
-        told = {name: text.replace("http://www.w3.org/2000/svg", "") for name, text in on_disk.items()}
-        assert [name for name, text in told.items() if word in text] == [], word
+        sources = {name: text.replace("http://www.w3.org/2000/svg", "") for name, text in on_disk.items()}
+        assert [name for name, text in sources.items() if word in text] == [], word
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -27,7 +27,7 @@ from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from tests.service.in_process import call
 from tests.service.processes import FakeUpstream, coordinator_process, fake_upstream, good_reply, settings_for
-from tools.experiments.privacy import TERMS, corpus, is_told
+from tools.experiments.privacy import TERMS, corpus, is_revealed
 
 REGISTRY = Registry(terms=TERMS, never_send=["the vault code"])
 
@@ -107,7 +107,7 @@ async def test_planted_secrets_never_arrive_from_answers_streams_hints_learning_
             text = "".join([delta.text async for delta in wire.client.stream_complete(asked, 30.0)])
             assert one.disguise != "plain" or _is_in(one.secret, text)
         await _learned(wire, secrets[2::3])
-        leaked = [(one.kind, one.disguise, one.secret) for one in secrets if is_told(one.secret, wire.seen)]
+        leaked = [(one.kind, one.disguise, one.secret) for one in secrets if is_revealed(one.secret, wire.seen)]
         assert leaked == [] and len(wire.bodies) > len(secrets) // 2
         _check_entries(wire)
 
@@ -136,7 +136,7 @@ def _check_entries(wire: Wire) -> None:
         message["content"] for entry, payload in entries for message in (decoded(entry.method, payload) or {}).get("messages", ())
     }
     assert {turn["content"] for body in wire.bodies for turn in json.loads(body)["messages"]} <= texts
-    assert not any(is_told(one.secret, text) for one in planted(4) for text in texts)
+    assert not any(is_revealed(one.secret, text) for one in planted(4) for text in texts)
 
 
 async def test_rule_blocked_text_is_never_sent_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ async def until_the_limit_is(client: GrpcCoordinatorClient, calls: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def next_told(child: CoordinatorProcess) -> str:
+async def next_configuration_line(child: CoordinatorProcess) -> str:
     """The next line of its log that is about the configuration."""
     assert child.process.stderr is not None
     async with asyncio.timeout(START_TIMEOUT_S):
@@ -44,16 +44,16 @@ async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp
             await client.complete(call("k3", "three"), 10.0)
         with pytest.raises(NotFound):
             await client.complete(call("k4", "four", task="code"), 10.0)
-        told = [await next_told(child)]
+        lines = [await next_configuration_line(child)]
         for text in ("tasks: {math: {target_rate: 7}}", "", "# cut short\n"):
             child.reconfigure(text)
-            told.append(await next_told(child))
+            lines.append(await next_configuration_line(child))
         assert (await client.get_budget("math")).calls_limit == 2
         child.reconfigure(settings_for(upstream, upstream=FREE, service={"max_rpcs": 7}, budgets={"device": {"calls_limit": 3}}))
         await until_the_limit_is(client, 3)
         await client.aclose()
-        told += [line for line in (await child.stop()).splitlines() if "configuration" in line]
-    first, bad, *empty, second = told
+        lines += [line for line in (await child.stop()).splitlines() if "configuration" in line]
+    first, bad, *empty, second = lines
     assert "budgets.device.calls_limit None -> 2" in first and "tasks.math.target_rate None -> 0.7" in first
     assert "upstreams.default.price_in_uusd_per_mtok 1000000 -> 0" in first and "needs a restart: service.max_rpcs" in first
     assert "stays as it was" in bad and "coordinator.yaml:1" in bad

@@ -54,9 +54,9 @@ class Replicas:
 
     async def fleet(self) -> dict[str, Any]:
         """The fleet's balances."""
-        code, told = await self.ledger("budget", "show", "--json")
-        assert code == 0, told
-        return next(row for row in json.loads(told)["budgets"] if row["key"] == "fleet")
+        code, out = await self.ledger("budget", "show", "--json")
+        assert code == 0, out
+        return next(row for row in json.loads(out)["budgets"] if row["key"] == "fleet")
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ async def test_two_replicas_share_one_ledger(replicas: Replicas) -> None:
     fleet = await replicas.fleet()
     assert fleet["calls"] == {"committed": LIMIT, "reserved": 0, "limits": LIMIT}
     assert fleet["uusd"]["committed"] == LIMIT * CHARGE_UUSD
-    code, told = await replicas.ledger("ledger", "verify")
-    assert code == 0, told
+    code, out = await replicas.ledger("ledger", "verify")
+    assert code == 0, out
 
 
 async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
@@ -131,8 +131,8 @@ async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Repl
     with pytest.raises((OutcomeUnknown, CoordinatorUnavailable)) as again:
         await first.complete(call("cut", "one"), 20.0)
     assert isinstance(again.value, OutcomeUnknown)
-    code, told = await replicas.ledger("ledger", "verify")
-    assert code == 0, told
+    code, out = await replicas.ledger("ledger", "verify")
+    assert code == 0, out
 
 
 async def at(child: CoordinatorProcess, *arguments: str) -> str:

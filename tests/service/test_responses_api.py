@@ -19,7 +19,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import CALL, Served, client_of, says
+from tests.service.test_openai_client import CALL, Served, client_of, scripted
 from tests.unit.agent_world import World
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"
@@ -33,7 +33,7 @@ class Sum(BaseModel):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    return Served(World(tmp_path / "state", script=says, terms=ScriptedTerms(calls_limit=9)))
+    return Served(World(tmp_path / "state", script=scripted, terms=ScriptedTerms(calls_limit=9)))
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_stream_events_arrive_in_openai_order_and_build_the_response(client: ope
         "response.output_text.done",
         "response.completed",
     ]
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     whole = events[-1].response
-    assert said == whole.output_text == next(event.text for event in events if event.type == "response.output_text.done")
+    assert text == whole.output_text == next(event.text for event in events if event.type == "response.output_text.done")
     assert (events[0].response.status, events[0].response.output, whole.status) == ("in_progress", [], "completed")
     with client.responses.stream(model="edge-local", input=EASY) as stream:
         stream.until_done()
-        assert stream.get_final_response().output_text == said
+        assert stream.get_final_response().output_text == text
 
 
 def test_turns_continue_from_a_stored_response_without_its_instructions(client: openai.OpenAI, served: Served) -> None:

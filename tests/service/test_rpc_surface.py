@@ -248,14 +248,14 @@ async def test_every_method_is_covered_here(tmp_path) -> None:
 
 async def test_valid_requests_are_answered(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
-    assert told == SERVED
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+    assert replies == SERVED
 
 
 async def test_invalid_content_is_refused_and_a_batch_continues(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
-    assert told == {name: reason for name, (_, reason) in BAD.items()}
+        replies = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
+    assert replies == {name: reason for name, (_, reason) in BAD.items()}
 
 
 # Numbers and texts beyond what a ledger keeps, for each field that carries one.
@@ -300,8 +300,8 @@ async def test_numbers_and_texts_beyond_the_ledgers_range_are_refused_before_it(
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f"], ids=["garbage", "a length beyond the end"])
 async def test_bytes_that_are_no_message_are_an_invalid_request(tmp_path, data) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.send(name, data))[1] for surface, name in all_methods(found)}
-    assert set(told.values()) == {"INVALID_REQUEST"}, told
+        replies = {name: (await surface.send(name, data))[1] for surface, name in all_methods(found)}
+    assert set(replies.values()) == {"INVALID_REQUEST"}, replies
 
 
 async def test_oversized_message_is_an_invalid_request_with_the_reason(tmp_path) -> None:
@@ -316,8 +316,8 @@ async def test_oversized_message_is_an_invalid_request_with_the_reason(tmp_path)
 async def test_a_malformed_device_id_is_refused_by_every_device_method(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         surface = found[DEVICE]
-        told = {name: (await surface.ask(name, GOOD[name], device="../d"))[1] for name in surface.methods}
-    assert set(told.values()) == {"INVALID_REQUEST"}, told
+        replies = {name: (await surface.ask(name, GOOD[name], device="../d"))[1] for name in surface.methods}
+    assert set(replies.values()) == {"INVALID_REQUEST"}, replies
 
 
 async def test_calls_of_another_device_are_not_found(tmp_path) -> None:
@@ -333,8 +333,8 @@ async def test_non_administrator_is_refused_by_every_admin_method_and_changes_no
     monkeypatch.setitem(SERVICES_OF_ROLE, "admin", frozenset())
     async with surfaces(tmp_path) as found:
         surface = found[ADMIN]
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
-        assert told == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
+        assert replies == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
         assert (await found[DEVICE].ask("GetBudget", GOOD["GetBudget"]))[0][0].budget.HasField("calls_limit") is False
 
 
@@ -342,10 +342,10 @@ async def test_methods_that_need_the_ledger_fail_closed_while_it_cannot_be_writt
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with surfaces(tmp_path, provider, store=store) as found:
         store.break_down()
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
         store.heal()
     expected = {name: SERVED[name] if name in NEEDS_NO_LEDGER else "LEDGER_UNAVAILABLE" for name in GOOD}
-    assert told == expected and not provider.requests
+    assert replies == expected and not provider.requests
 
 
 async def test_draining_coordinator_refuses_new_calls_and_answers_the_rest(tmp_path) -> None:
@@ -354,11 +354,11 @@ async def test_draining_coordinator_refuses_new_calls_and_answers_the_rest(tmp_p
         running = asyncio.create_task(client.complete(call("running"), 20.0))
         await held.reached.wait()
         assert (await found[ADMIN].ask("Drain", {"grace": "20s"}))[0][0].in_flight == 1
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
         assert (await found[ADMIN].ask("ListUpstreams", {}))[0][0].draining
         held.release.set()
         assert (await running).text
-    assert told == {**SERVED, **DRAINING}
+    assert replies == {**SERVED, **DRAINING}
 
 
 async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(tmp_path) -> None:
@@ -367,10 +367,10 @@ async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(
         surface = found[DEVICE]
         running = asyncio.create_task(surface.ask("Complete", CALL, "d0"))
         await held.reached.wait()
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
         held.release.set()
         await running
-    assert told == {**dict.fromkeys(told, "OVERLOADED"), "WatchBudget": OK}
+    assert replies == {**dict.fromkeys(replies, "OVERLOADED"), "WatchBudget": OK}
 
 
 @pytest.mark.parametrize(
@@ -379,8 +379,10 @@ async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(
 )
 async def test_forbidden_call_is_refused_by_every_method(tmp_path, settings, reason) -> None:
     async with surfaces(tmp_path, **settings) as found:
-        told = {name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete", "CompleteBatch")}
-    assert set(told.values()) == {reason}, told
+        replies = {
+            name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete", "CompleteBatch")
+        }
+    assert set(replies.values()) == {reason}, replies
 
 
 @pytest.mark.parametrize("path", ["/edge.rpc.v1.DeviceService/Nonsense", "/x"])

@@ -53,13 +53,13 @@ async def test_every_method_over_the_wire_accepts_only_its_roles(tmp_path) -> No
         for service, method in METHODS:
             assert await outcome(channel, service, method, "") in ("UNAUTHENTICATED", "UNIMPLEMENTED"), method.full_name
             for role, token in tokens.items():
-                told = await outcome(channel, service, method, token)
+                reply = await outcome(channel, service, method, token)
                 allowed = (role, service.name) in ALLOWED
-                assert (told != "PERMISSION_DENIED") if allowed else (told in ("PERMISSION_DENIED", "UNIMPLEMENTED")), (
+                assert (reply != "PERMISSION_DENIED") if allowed else (reply in ("PERMISSION_DENIED", "UNIMPLEMENTED")), (
                     role,
                     method.full_name,
                 )
-                assert told != "UNAUTHENTICATED"
+                assert reply != "UNAUTHENTICATED"
 
 
 async def outcome(channel: Any, service: Any, method: Any, token: str) -> str:

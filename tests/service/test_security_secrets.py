@@ -62,7 +62,7 @@ FAULTS = {
 
 async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
-    told: list[str] = []
+    messages: list[str] = []
     async with fake_upstream() as upstream:
         alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
         settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
@@ -70,20 +70,20 @@ async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_fail
             client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
             for name, reply in FAULTS.items():
                 upstream.reply = reply
-                told.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
+                messages.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
             upstream.reply = good_reply
             await client.complete(call("good", PROMPT), 20.0)
-            told.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
-            told.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
-            told.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
+            messages.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
+            messages.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
+            messages.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
             for number in range(6):
-                told.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
+                messages.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
             await client.aclose()
             log = await child.stop()
     code, journal, complaints = await command("ledger", "export", "--state", str(child.state))
     assert code == 0 and journal.count("\n") > len(FAULTS) and "http_500" in log
-    assert any("BudgetExhausted" in each for each in told) and set(leaks(PROMPT, KEY)) == set(TRACES)
-    assert leaks(log, journal, complaints, *told) == []
+    assert any("BudgetExhausted" in each for each in messages) and set(leaks(PROMPT, KEY)) == set(TRACES)
+    assert leaks(log, journal, complaints, *messages) == []
 
 
 async def failure(attempt, *, or_none: bool = False) -> str:

@@ -176,7 +176,7 @@ async def of_two_tasks(fleet: SecureFleet) -> AsyncIterator[tuple[Any, Any]]:
         yield clients[0], clients[1]
 
 
-async def told(attempt: Any) -> str:
+async def message_of(attempt: Any) -> str:
     with pytest.raises(NotFound) as caught:
         await attempt
     return str(caught.value)
@@ -188,7 +188,7 @@ async def test_call_of_another_task_looks_nonexistent_to_a_limited_token(fleet) 
         assert (await secrets.get_call("k1")).text == "WHAT IS 2+2?"
         assert (await secrets.cancel_call("k1")).progress is CallProgress.COMPLETED
         for ask in (math.get_call, math.cancel_call):
-            assert (await told(ask("k1"))).replace("k1", "k2") == await told(ask("k2"))
+            assert (await message_of(ask("k1"))).replace("k1", "k2") == await message_of(ask("k2"))
 
 
 async def test_stored_answer_of_a_device_is_not_reused_in_another_task(fleet) -> None:

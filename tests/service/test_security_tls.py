@@ -54,10 +54,10 @@ async def test_rejected_device_gets_one_line_with_advice(fleet, tmp_path) -> Non
         (fleet.tls(fleet.server), "", ""),  # the server's own certificate does not make a device
     ]
     async with fleet.running() as (_, address):
-        for shown, told, hint in cases:
+        for shown, message, hint in cases:
             async with device(address, shown) as turned_away:
                 error = await refused(turned_away)
-            assert told in str(error) and hint in error.hint and "\n" not in str(error), error
+            assert message in str(error) and hint in error.hint and "\n" not in str(error), error
 
 
 async def test_server_with_another_name_is_rejected(fleet) -> None:
@@ -67,8 +67,8 @@ async def test_server_with_another_name_is_rejected(fleet) -> None:
         async with device(address, fleet.tls(lamp)) as careful:
             error = await refused(careful)
         named = ClientTls(fleet.ca, lamp.certificate, lamp.key, server_name="elsewhere.example")
-        async with device(address, named) as told:
-            assert (await told.register("1", [])).device_id == "lamp"
+        async with device(address, named) as client:
+            assert (await client.register("1", [])).device_id == "lamp"
     assert "is for another name" in str(error) and "server_name" in error.hint
 
 
@@ -209,9 +209,9 @@ async def test_doctor_explains_why_a_tls_coordinator_does_not_answer(fleet, show
     sets["certificate"] = [*sets["authority"], f"coordinator.tls.cert={lamp.certificate}", f"coordinator.tls.key={lamp.key}"]
     async with fleet.running() as (_, address):
         config = resolve_agent_config(sets=sets[shown], flags=[Flag("coordinator.address", address, "--coordinator")]).config
-        told_by_doctor = await asyncio.to_thread(check_coordinator, config)
-    assert finding in told_by_doctor.text
-    assert (told_by_doctor.state, bool(told_by_doctor.hint)) == (("ok", False) if shown == "certificate" else ("fail", True))
+        check = await asyncio.to_thread(check_coordinator, config)
+    assert finding in check.text
+    assert (check.state, bool(check.hint)) == (("ok", False) if shown == "certificate" else ("fail", True))
 
 
 def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:

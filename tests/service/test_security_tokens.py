@@ -146,17 +146,17 @@ FORGED = {
 async def test_every_forged_token_is_refused_without_repeating_it(fleet) -> None:
     fleet.tokens.issue("device", "lamp")
     key = TokenStore(fleet.folder).signing_keys()[0]
-    told = {}
+    messages = {}
     async with fleet.running(auth={"max_failures_per_min": 1000}, **TOKENS_ONLY) as (_, address):
         for name, forge in FORGED.items():
             token = forge(key)
             with pytest.raises(Unauthenticated) as caught:
                 await ask(fleet, address, token)
-            told[name] = str(caught.value)
-            assert not token or token not in told[name]
+            messages[name] = str(caught.value)
+            assert not token or token not in messages[name]
         await ask(fleet, address, signed(key, claims()))
-    assert told["expired"] == "the token has expired" and "was revoked" in told["another epoch"]
-    assert told["not yet valid"] == told["issued in the future"] and "clocks" in told["not yet valid"]
+    assert messages["expired"] == "the token has expired" and "was revoked" in messages["another epoch"]
+    assert messages["not yet valid"] == messages["issued in the future"] and "clocks" in messages["not yet valid"]
 
 
 async def test_token_guessing_is_slowed_down_but_known_holders_are_not(fleet) -> None:

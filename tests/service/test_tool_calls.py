@@ -90,9 +90,9 @@ async def test_streamed_tool_calls_are_assembled_and_come_with_the_end(tmp_path)
     async with served(tmp_path, either) as (client, _):
         deltas = [delta async for delta in client.stream_complete(wants_tools(), 5.0)]
     assert "".join(delta.text for delta in deltas) == "" and all(delta.completion is None for delta in deltas[:-1])
-    told = deltas[-1].completion
-    assert json.loads(told.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
-    assert told.charged_uusd == CHARGE_UUSD
+    completion = deltas[-1].completion
+    assert json.loads(completion.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
+    assert completion.charged_uusd == CHARGE_UUSD
 
 
 def piece(**delta: Any) -> bytes:
@@ -171,11 +171,11 @@ async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equiv
     async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
         provider: Any = AnthropicProvider(AnthropicEndpoint(upstream.base_url), environ={})
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-            told = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
+            result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
             with pytest.raises(InvalidRequest, match="takes no response_format"):
                 await client.complete(call("k2", openai_json='{"response_format": {"type": "json_object"}}'), 5.0)
     function = {"name": "add", "arguments": '{"a": 2}'}
-    assert told == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    assert result == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
     (body,) = upstream.bodies
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"

@@ -116,9 +116,9 @@ async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> Non
                     await client.complete(call("k2", f"{SECRET}?"), 5.0)
                 async for _ in client.stream_complete(call("k1", SECRET), 5.0):
                     pass
-        told = b"".join(sink.bodies)
+        sent = b"".join(sink.bodies)
         assert len(sink.spans) >= 8
-        assert SECRET.encode() not in told and SECRET.upper().encode() not in told
+        assert SECRET.encode() not in sent and SECRET.upper().encode() not in sent
         failed = [span for span in sink.spans if span.status.code == 2]
         assert {attributes(span)["error.type"] for span in failed} == {"http_400", "UPSTREAM_REJECTED"}
         assert all(not span.events and not span.status.message for span in sink.spans)

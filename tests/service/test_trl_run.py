@@ -132,7 +132,7 @@ def test_start_refused_by_trl_is_one_line_and_leaves_the_folder_free_for_other_s
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ("model=/nosuch/model", "model /nosuch/model cannot be read"),
         ("agent.phases.0.source=/nosuch/tasks.jsonl", "nosuch"),
@@ -142,14 +142,14 @@ def test_start_refused_by_trl_is_one_line_and_leaves_the_folder_free_for_other_s
     ],
 )
 def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
-    changed: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changed: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = written(tmp_path), tmp_path / "run"
     begun(folder, resolve_run(config))
     before = left(folder)
     assert main(["run", str(config), "--fresh", "--set", changed]) != 0
-    said = capsys.readouterr().err.strip().splitlines()
-    assert (len(said), told in said[-1]) == (1, True), said
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert (len(errors), message in errors[-1]) == (1, True), errors
     assert left(folder) == before
 
 
@@ -221,16 +221,16 @@ def test_run_ended_by_sigterm_sums_up_its_steps_and_names_no_adapter(tmp_path):
     try:
         wait_for_a_step(process, tmp_path)
         process.terminate()
-        _, said = process.communicate(timeout=TIMEOUT_S)
+        _, output = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 143, said
+    assert process.returncode == 143, output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["reason"], summary["steps"], summary["adapter_version"]) == ("stopped", len(steps_of(tmp_path)), 0)
-    (told,) = [line for line in said.splitlines() if "stopped after step" in line]
-    assert "adapter" not in told
-    assert "Traceback" not in said
+    (summary,) = [line for line in output.splitlines() if "stopped after step" in line]
+    assert "adapter" not in summary
+    assert "Traceback" not in output
 
 
 def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):
