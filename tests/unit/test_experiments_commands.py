@@ -159,7 +159,7 @@ def test_untrainable_router_is_refused_before_a_cell_is_run(
 ) -> None:
     monkeypatch.setattr("edge.app.engines.installed", lambda _engine: False)
     assert _run(tmp_path, _spec(tmp_path, methods={"mine": {}}, routers=["mine"])) == 2
-    assert "nano-edge.group1.da-grpo.s0-" in (said := capsys.readouterr().err) and "onnx" in said
+    assert "nano-edge.group1.da-grpo.s0-" in (err := capsys.readouterr().err) and "onnx" in err
 
 
 # -- wrong usage -----------------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def _spec(folder: Path, **changes: Any) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"seedz": [1]}, "unknown key seedz; did you mean seeds?"),
         ({"phases": {"a": []}}, "a has no phase"),
@@ -55,10 +55,10 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"vary": {"learning.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
     ],
 )
-def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _spec(tmp_path, **changes)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}:")
     assert "\n" not in str(caught.value)
 
@@ -105,9 +105,9 @@ def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_fir
 def test_default_settings_make_no_other_cell(tmp_path: Path) -> None:
     plain = expand(_spec(tmp_path), {})
     settings = {"learning.dual_init": 0.5, "learning.group_size": 8, "engine.threads": 1, "gate.enabled": False}
-    told = expand(_spec(tmp_path, settings=settings), {})
-    assert [cell.key for cell in plain.cells] == [cell.key for cell in told.cells]
-    assert len(shared([plain, told])) == len(plain.cells)
+    explicit = expand(_spec(tmp_path, settings=settings), {})
+    assert [cell.key for cell in plain.cells] == [cell.key for cell in explicit.cells]
+    assert len(shared([plain, explicit])) == len(plain.cells)
 
 
 def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_every_specification_can_be_expanded_and_is_named_like_its_file(name: st
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"table": "sensitivity", "vary": {"learning.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}},
@@ -181,7 +181,9 @@ def test_every_specification_can_be_expanded_and_is_named_like_its_file(name: st
         ({"name": "another"}, "name: is another, and the file is called"),
     ],
 )
-def test_specification_with_an_ignored_or_misread_setting_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_specification_with_an_ignored_or_misread_setting_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         _spec(tmp_path, **changes)
-    assert told in str(error.value)
+    assert message in str(error.value)

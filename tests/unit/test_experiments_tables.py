@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from edge.core.errors import EdgeError
-from tests.unit.experiment_world import bits, look, made_result, make_results
+from tests.unit.experiment_world import bits, evaluation, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
@@ -154,12 +154,12 @@ def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
     spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
     for cell in expand(spec, CHOSEN).cells:
         if cell.method in ("bare", "da-grpo"):
-            looks = []
+            held_out = []
             for phase in range(1, 3) if cell.phases else range(1):
                 for family in ALL_FAMILIES:
                     forced, odds = verdicts(family.name, phase)
-                    looks.append(look(family.source, forced, step=100 * phase, phase=phase, help=odds))
-            write_result(result_file(cell, folder), made_result(cell, held_out=looks))
+                    held_out.append(evaluation(family.source, forced, step=100 * phase, phase=phase, help=odds))
+            write_result(result_file(cell, folder), made_result(cell, held_out=held_out))
     return Findings.of(spec, CHOSEN, folder)
 
 
@@ -259,10 +259,10 @@ RATES = Spec(
 )
 
 
-def _dialled(folder: Path, looks: Any, spec: Spec = RATES) -> tuple[str, ...]:
+def _dialled(folder: Path, scores: Any, spec: Spec = RATES) -> tuple[str, ...]:
     """The only row; `looks`: what an adapter gives by phases and seed, None: it was not run."""
     for one in expand(spec, {}).placed:
-        if (found := looks(one.phases, one.cell.seed)) is not None:
+        if (found := scores(one.phases, one.cell.seed)) is not None:
             write_result(result_file(one.cell, folder), made_result(one.cell, held_out=[found]))
     _, table = rates_tables(Findings.of(spec, {}, folder))
     return table.rows[0]
@@ -271,8 +271,8 @@ def _dialled(folder: Path, looks: Any, spec: Spec = RATES) -> tuple[str, ...]:
 def test_dial_sends_the_likeliest_items_up_to_the_retrained_adapters_rate(tmp_path: Path) -> None:
     """At half the items the dial sends the first and the third, which fail locally; the retrained adapter wastes one call."""
     by_phases = {
-        "usual": look(ARITH, "0101", step=2, asked="1000", own="0100", joint="1100", help=[3.0, -1.0, 2.0, -2.0]),
-        "half": look(ARITH, "0101", step=2, asked="1100", own="0001", joint="1101", help=[3.0, 2.0, -1.0, -2.0]),
+        "usual": evaluation(ARITH, "0101", step=2, asked="1000", own="0100", joint="1100", help=[3.0, -1.0, 2.0, -2.0]),
+        "half": evaluation(ARITH, "0101", step=2, asked="1100", own="0001", joint="1101", help=[3.0, 2.0, -1.0, -2.0]),
     }
     row = _dialled(tmp_path / "both", lambda phases, seed: by_phases[phases])
     assert row[:3] == ("nano-edge", "arith", "0.5")
@@ -286,10 +286,10 @@ def test_dial_uses_the_retrained_rate_of_each_seed(tmp_path: Path) -> None:
     """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would look better than itself."""
     odds = [4.0, 3.0, 2.0, 1.0]
     own = {
-        0: look(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),
-        1: look(ARITH, "0011", step=2, help=odds, asked="1110", own="0001", joint="1111"),
+        0: evaluation(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),
+        1: evaluation(ARITH, "0011", step=2, help=odds, asked="1110", own="0001", joint="1111"),
     }
-    usual = look(ARITH, "0011", step=2, help=odds)
+    usual = evaluation(ARITH, "0011", step=2, help=odds)
     spec = RATES.model_copy(update={"seeds": (0, 1)})
     row = _dialled(tmp_path, lambda phases, seed: own[seed] if phases == "half" else usual, spec)
     assert [cell.partition(" ")[0] for cell in row[4:]] == ["87.5", "87.5", "+0.0"]

@@ -85,10 +85,10 @@ def config_for(state: Path, *sets: str) -> AgentConfig:
 class Experiment:
     """Runs over one agent. `tell` is told a line after each run."""
 
-    def __init__(self, agent: Agent, verifier: Verifier, tell: Callable[[str], None]) -> None:
+    def __init__(self, agent: Agent, verifier: Verifier, report: Callable[[str], None]) -> None:
         self._agent = agent
         self._verifier = verifier
-        self._tell = tell
+        self._report = report
 
     async def known(self, items: Sequence[TaskItem]) -> list[KnownItem]:
         """What local-only and cloud-only make of each."""
@@ -115,7 +115,7 @@ class Experiment:
             raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")
         right = [await judge(self._verifier, one.item, record.text) for one, record in zip(known, records, strict=True)]
         run = _run_of(kind, rate, known, records, right, rates)
-        self._tell(row(run))
+        self._report(row(run))
         return run
 
     async def _ask(self, item: TaskItem, task: str, mode: Mode | None = None) -> AnswerRecord:
@@ -156,14 +156,14 @@ def _at_the_best_threshold(known: Sequence[KnownItem], asked: int) -> float:
 
 
 async def measure(
-    state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], tell: Callable[[str], None]
+    state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], report: Callable[[str], None]
 ) -> list[DialRun]:
     """All runs, cold first, then warm, then with a mix that shifts, then with a τ that moves."""
     config = config_for(state, *sets)
     async with build_agent(config, MemorySink()) as agent:
-        experiment = Experiment(agent, build_verifier(config), tell)
+        experiment = Experiment(agent, build_verifier(config), report)
         known = await experiment.known(mixed_items(questions, seed))
-        tell(_known_line(known))
+        report(_known_line(known))
         runs = [await experiment.run("cold", rate, known) for rate in rates]
         runs += [await experiment.run("warm", rate, known, "known", again=True) for rate in rates]
         by_log_odds = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds)

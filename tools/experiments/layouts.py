@@ -13,7 +13,7 @@ from tools.experiments.chosen import LAST_STEPS, last_rate
 from tools.experiments.contestants import TARGET
 from tools.experiments.findings import Findings, Part, Runs, of_pairs, pairs_of, pooled
 from tools.experiments.left_out import LeftOut, left_out, left_out_at_the_rate_of
-from tools.experiments.measures import Look, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
+from tools.experiments.measures import Evaluation, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
 from tools.experiments.stats import Estimate, Statistic, over_seeds
@@ -306,7 +306,7 @@ def _dial_table(findings: Findings, usual: str) -> Table:
 
 
 def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, str]:
-    def at_the_same_rate(one: Look, other: Look) -> tuple[LeftOut, LeftOut]:
+    def at_the_same_rate(one: Evaluation, other: Evaluation) -> tuple[LeftOut, LeftOut]:
         """Each seed's dial at the rate of that seed's retrained adapter."""
         own = left_out(one, own_decision)
         return own, left_out_at_the_rate_of(own, other)
@@ -343,7 +343,9 @@ def price_tables(findings: Findings) -> list[Table]:
 def over_steps_tables(findings: Findings) -> list[Table]:
     """Forced local accuracy on each source before learning and at each evaluation, mean over seeds."""
     spec = findings.spec
-    steps = sorted({look["step"] for result in findings.results.values() if result.cell.phases for look in result.looks()})
+    steps = sorted(
+        {evaluation["step"] for result in findings.results.values() if result.cell.phases for evaluation in result.evaluations()}
+    )
     rows = []
     for model in spec.models:
         for name in spec.phases:
@@ -359,8 +361,8 @@ def forced_over_steps(findings: Findings, model: str, phases: str, source: str) 
     """(steps done, forced local accuracy on a source, mean over seeds), beginning with the model before it learns."""
     by_step: dict[int, list[float]] = {}
     for result in (*findings.bare(model).results, *findings.runs(model, phases=phases).results):
-        for look in result.looks():
-            if look["source"] == source:
-                right = [share.right for share in never(look)]
-                by_step.setdefault(look["step"], []).append(sum(right) / len(right))
+        for evaluation in result.evaluations():
+            if evaluation["source"] == source:
+                right = [share.right for share in never(evaluation)]
+                by_step.setdefault(evaluation["step"], []).append(sum(right) / len(right))
     return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from tools.experiments.measures import Look, Rule, Share, by_threshold, ranks, rate
+from tools.experiments.measures import Evaluation, Rule, Share, by_threshold, ranks, rate
 from tools.experiments.stats import Estimate, Statistic, Sums, over_seeds_and_groups
 
 GROUPS = 20
@@ -23,19 +23,19 @@ _COLUMNS = ("forced", "cloud", "asked", "help", "router")
 _Content = tuple[Sequence[Any], ...]
 
 
-def left_out(look: Look, rule: Rule) -> LeftOut:
+def left_out(evaluation: Evaluation, rule: Rule) -> LeftOut:
     """What a rule comes to."""
     if ranks(rule):
-        return _ranked(rule, _content(look))
-    columns = [share.columns for share in rule(look)]
+        return _ranked(rule, _content(evaluation))
+    columns = [share.columns for share in rule(evaluation)]
     groups = _groups(len(columns))
     kept = ([one for one, own in zip(columns, groups, strict=True) if own != group] for group in range(GROUPS))
     return [_sums(columns), *map(_sums, kept)]
 
 
-def left_out_at_the_rate_of(other: LeftOut, look: Look) -> LeftOut:
+def left_out_at_the_rate_of(other: LeftOut, evaluation: Evaluation) -> LeftOut:
     """The threshold that sends the share that was sent elsewhere, in the whole and again without each group."""
-    content = _content(look)
+    content = _content(evaluation)
     return [_without(by_threshold(rate(sums) or 0.0), content, group) for group, sums in enumerate(other, -1)]
 
 
@@ -59,23 +59,23 @@ def estimated(left_S: Sequence[LeftOut], statistic: Statistic) -> Estimate | Non
     return over_seeds_and_groups([statistic(left[0]) for left in left_S], without)
 
 
-def estimated_of_looks(looks: Sequence[Look], value: Callable[[Look], float | None]) -> Estimate | None:
+def estimated_of(evaluations: Sequence[Evaluation], value: Callable[[Evaluation], float | None]) -> Estimate | None:
     """The mean over seeds of what a look, one for each, is worth as a whole. None where it is not defined."""
-    if not looks:
+    if not evaluations:
         return None
-    contents = [_content(look) for look in looks]
+    contents = [_content(evaluation) for evaluation in evaluations]
     without = [[value(_cut(content, group)) for content in contents] for group in range(GROUPS)]
-    return over_seeds_and_groups([value(look) for look in looks], without)
+    return over_seeds_and_groups([value(evaluation) for evaluation in evaluations], without)
 
 
-def as_one(looks: Sequence[Look]) -> Look:
+def as_one(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The items of several looks as one, so that one threshold ranks them all."""
-    columns = zip(*map(_content, looks), strict=True)
+    columns = zip(*map(_content, evaluations), strict=True)
     return {name: [one for part in parts for one in part] for name, parts in zip(_COLUMNS, columns, strict=True)}
 
 
-def _content(look: Look) -> _Content:
-    return tuple(column if isinstance(column, str) else tuple(column or ()) for column in map(look.get, _COLUMNS))
+def _content(evaluation: Evaluation) -> _Content:
+    return tuple(column if isinstance(column, str) else tuple(column or ()) for column in map(evaluation.get, _COLUMNS))
 
 
 @lru_cache(maxsize=20_000)
@@ -88,7 +88,7 @@ def _without(rule: Rule, content: _Content, group: int) -> Sums:
     return _sums([share.columns for share in rule(_cut(content, group))])
 
 
-def _cut(content: _Content, group: int) -> Look:
+def _cut(content: _Content, group: int) -> Evaluation:
     kept = [index for index, own in enumerate(_groups(len(content[0]))) if own != group]
     return {name: [column[index] for index in kept] if column else [] for name, column in zip(_COLUMNS, content, strict=True)}
 

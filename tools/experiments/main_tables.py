@@ -46,7 +46,7 @@ from tools.experiments.findings import (
 )
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
-    Look,
+    Evaluation,
     Rule,
     accuracy,
     cloud_accuracy,
@@ -189,8 +189,13 @@ def _read(part: Part, read: Reading, row: Contestant) -> str:
 def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> Iterator[str]:
     cloud = []
     for family in families:
-        looks = [look for result in findings.results.values() for look in result.looks() if look["source"] == family.source]
-        cloud.append(f"{family.name} {percent(cloud_accuracy(looks[0])) if looks else MISSING}")
+        evaluations = [
+            evaluation
+            for result in findings.results.values()
+            for evaluation in result.evaluations()
+            if evaluation["source"] == family.source
+        ]
+        cloud.append(f"{family.name} {percent(cloud_accuracy(evaluations[0])) if evaluations else MISSING}")
     yield f"The cloud LLM alone (nano-cloud): {', '.join(cloud)}."
     if any(result.cell.phases for result in findings.results.values()):
         yield _ITEMS
@@ -261,7 +266,10 @@ def equal_rates(findings: Findings, phase: int) -> Table:
 
 def _bound(parts: list[Part], share: float) -> str:
     """The oracle's accuracy at this rate, mean of the families."""
-    bounds = [over_seeds([oracle(look, share) for look in looks]).mean for looks in zip(*by_common_seed(parts), strict=True)]
+    bounds = [
+        over_seeds([oracle(evaluation, share) for evaluation in evaluations]).mean
+        for evaluations in zip(*by_common_seed(parts), strict=True)
+    ]
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
@@ -390,28 +398,34 @@ def one_threshold_table(findings: Findings) -> Table:
     With a rate for each family nobody has to know which families are hard for him. A person's dial may have to.
     """
 
-    def adapters(parts: Sequence[Part]) -> list[list[Look]]:
+    def adapters(parts: Sequence[Part]) -> list[list[Evaluation]]:
         """For each seed one look for each adapter, of all its families together."""
         step = len(ALL_FAMILIES)
         return [
-            [left_out.as_one(looks[begin : begin + step]) for begin in range(0, len(looks), step)]
-            for looks in by_common_seed(parts)
+            [left_out.as_one(evaluations[begin : begin + step]) for begin in range(0, len(evaluations), step)]
+            for evaluations in by_common_seed(parts)
         ]
 
     def parts(model: str, row: Contestant, phase: int) -> list[Part]:
         orders = sorted({family.direction for family in ALL_FAMILIES})
         return [row.part_of(findings, model, order, family, phase) for order in orders for family in ALL_FAMILIES]
 
-    def sent(row: Contestant, look: Look) -> left_out.LeftOut:
-        return left_out.left_out(look, row.held_to(TARGET))
+    def sent(row: Contestant, evaluation: Evaluation) -> left_out.LeftOut:
+        return left_out.left_out(evaluation, row.held_to(TARGET))
 
     def right(model: str, row: Contestant, phase: int) -> Estimate | None:
-        sums_S = [left_out.together([sent(row, look) for look in looks]) for looks in adapters(parts(model, row, phase))]
+        sums_S = [
+            left_out.together([sent(row, evaluation) for evaluation in evaluations])
+            for evaluations in adapters(parts(model, row, phase))
+        ]
         return left_out.estimated(sums_S, accuracy)
 
     def lead(model: str, other: Contestant, phase: int) -> Estimate | None:
-        looks_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
-        pairs_S = [list(zip(looks[: len(looks) // 2], looks[len(looks) // 2 :], strict=True)) for looks in looks_S]
+        evaluations_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
+        pairs_S = [
+            list(zip(evaluations[: len(evaluations) // 2], evaluations[len(evaluations) // 2 :], strict=True))
+            for evaluations in evaluations_S
+        ]
         return of_pairs(pairs_S, lambda one, its: (sent(DA_GRPO, one), sent(other, its)), difference(accuracy))
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
@@ -455,9 +469,9 @@ def ranking_table(findings: Findings) -> Table:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
     def auc(part: Part) -> str:
-        looks = [one for (one,) in by_common_seed([part])]
-        found = left_out.estimated_of_looks(looks, ranking)
-        return MISSING if not looks else "-" if found is None else plain(found, 2)
+        evaluations = [one for (one,) in by_common_seed([part])]
+        found = left_out.estimated_of(evaluations, ranking)
+        return MISSING if not evaluations else "-" if found is None else plain(found, 2)
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
         yield common_seeds_of(row.parts(findings, model, FIRST))

@@ -82,14 +82,14 @@ def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], Tally]:
         tally = tallies[one.kind, one.disguise]
         tally.planted += 1
         tally.in_reach = one.in_reach
-        if is_told(one.secret, redacted.texts[0]):
+        if is_revealed(one.secret, redacted.texts[0]):
             tally.first_leak = tally.first_leak or f"{one.text!r} -> {redacted.texts[0]!r}"
         else:
             tally.replaced += 1
     return tallies
 
 
-def is_told(secret: str, text: str) -> bool:
+def is_revealed(secret: str, text: str) -> bool:
     """Whether at least six tenths of a secret in one piece are in a text."""
     length = max(2, -(-len(secret) * 6 // 10))
     return any(secret[start : start + length] in text for start in range(len(secret) - length + 1))
@@ -225,10 +225,10 @@ def _disguised(rng: random.Random, kind: Kind, secret: str, region: str | None) 
         number = _north_american(rng)
         grouped = rng.choice(["{}-{}-{}", "({}) {}-{}", "{}.{}.{}", "1-{}-{}-{}"]).format(number[:3], number[3:6], number[6:])
         yield Planted(kind, "North American, region unknown", grouped, _in_prose(rng, grouped))
-        said = rng.choice(
+        sentence = rng.choice(
             ["Try {} tonight.", "Bob {}, Ann is out.", "Ann\n{}", "{}", "Write to {} or come.", "Jo's new one: ({})"]
         )
-        yield Planted(kind, "ten digits in one, in prose", number, said.format(number), "US")
+        yield Planted(kind, "ten digits in one, in prose", number, sentence.format(number), "US")
 
 
 def _north_american(rng: random.Random) -> str:

@@ -46,13 +46,13 @@ class Result:
         found: Mapping[str, list[Any]] = self.body["series"]
         return found
 
-    def looks(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
+    def evaluations(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
         """The evaluations of each source after so many phases (None: whenever)."""
-        return (look for look in self.body["held_out"] if phase is None or look.get("phase") == phase)
+        return (evaluation for evaluation in self.body["held_out"] if phase is None or evaluation.get("phase") == phase)
 
-    def look(self, source: str, phase: int) -> Mapping[str, Any] | None:
+    def evaluation(self, source: str, phase: int) -> Mapping[str, Any] | None:
         """The evaluation of one source after so many phases."""
-        return next((look for look in self.looks(phase) if look["source"] == source), None)
+        return next((evaluation for evaluation in self.evaluations(phase) if evaluation["source"] == source), None)
 
 
 # -- reading and writing ---------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class _RouterFit(_Form):
     threshold: float
 
 
-class _Look(_Form):
+class _Evaluation(_Form):
     source: str
     step: int
     phase: int | None
@@ -146,7 +146,7 @@ class _Look(_Form):
     router_fit: _RouterFit | None = None
 
     @model_validator(mode="after")
-    def _one_of_each_item(self) -> _Look:
+    def _one_of_each_item(self) -> _Evaluation:
         for name in ("asked", "own", "forced", "cloud", "joint", "format", "help", "router"):
             values = getattr(self, name)
             if values is not None and len(values) != self.items:
@@ -199,7 +199,7 @@ class _Body(_Form):
     models: dict[str, Any] = {}
     cost: _Cost
     series: _Series
-    held_out: list[_Look]
+    held_out: list[_Evaluation]
 
 
 def require_form(cell: Cell, body: Any) -> None:
@@ -222,14 +222,16 @@ def first_of(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
 
-def _require_every_evaluation(cell: Cell, looks: Sequence[_Look]) -> None:
+def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) -> None:
     """After each phase (before learning: once) every source, and nothing else."""
     ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
     names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
     wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
-    if missing := sorted(wanted - {(look.source, look.step, look.phase) for look in looks}):
+    if missing := sorted(wanted - {(evaluation.source, evaluation.step, evaluation.phase) for evaluation in evaluations}):
         raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")
-    if unknown := [look for look in looks if look.source not in names or not 0 <= look.step <= ends[-1]]:
+    if unknown := [
+        evaluation for evaluation in evaluations if evaluation.source not in names or not 0 <= evaluation.step <= ends[-1]
+    ]:
         raise ValueError(f"held_out has {unknown[0].source} after step {unknown[0].step}, which the cell has not")
 
 

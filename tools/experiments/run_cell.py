@@ -159,20 +159,20 @@ class Evaluator:
 
     async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
         """Keep the adapter, train the router where one is wanted, and evaluate every source."""
-        evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
+        evaluate, place = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
         if not evaluate.items:
             return
-        looks.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         adapter = self._keep_adapter(steps_done)
         router = None
         if self.cell.router and phases_done and adapter is not None:
-            router = await self._router(phases_done, adapter, looks)
+            router = await self._router(phases_done, adapter, place)
 
         def on_item(source: str, done: int, of: int) -> None:
             self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
 
-        write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
-        await self.examiner.evaluate(evaluate, looks, router, on_item)
+        write_whole(place / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
+        await self.examiner.evaluate(evaluate, place, router, on_item)
         self.meter.note()
 
     def _keep_adapter(self, steps_done: int) -> Path | None:
@@ -186,12 +186,12 @@ class Evaluator:
                 shutil.copytree(used.folder, draft, dirs_exist_ok=True)
         return kept
 
-    async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
+    async def _router(self, phases_done: int, adapter: Path, place: Path) -> Router:
         """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
         from edge.routing.classifier import ThresholdRouter
 
-        phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
-        if not (looks / "router.json").is_file():
+        phase, file = self.cell.phases[phases_done - 1], place / "router.onnx"
+        if not (place / "router.json").is_file():
             self.report({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
             sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
             plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
@@ -199,7 +199,7 @@ class Evaluator:
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
             fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            write_whole(looks / "router.json", json.dumps(fitted))
+            write_whole(place / "router.json", json.dumps(fitted))
         return ThresholdRouter(file)
 
 
@@ -207,7 +207,7 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
     steps = agent.steps()
     if len(steps) != cell.steps:
         raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
-    looks = list(_looks(folder / "looks"))
+    evaluations = list(_evaluations(folder / "looks"))
     used = account(folder / "usage")
     return {
         "form": FORM,
@@ -224,15 +224,15 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
         "models": models_of(config),
         "cost": {
             **used,
-            "looks_s": round(sum(look.pop("seconds") for look in looks), 1),
+            "looks_s": round(sum(evaluation.pop("seconds") for evaluation in evaluations), 1),
             "training": training_cost(steps),
         },
         "series": series_of(steps),
-        "held_out": looks,
+        "held_out": evaluations,
     }
 
 
-def _looks(folder: Path) -> Any:
+def _evaluations(folder: Path) -> Any:
     for place in sorted(folder.glob("step-*")):
         when = json.loads((place / "look.json").read_text(encoding="utf-8"))
         router = place / "router.json"
@@ -261,7 +261,7 @@ class Meter:
     def note(self) -> None:
         """Write down what was used so far; programs are those that this process has waited for (judged programs)."""
         own, programs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        self._look_at_coordinator()
+        self._read_coordinator()
         body = {
             "commit": self._commit,
             "wall_s": round(self._clock.monotonic() - self._began, 1),
@@ -273,7 +273,7 @@ class Meter:
         }
         write_whole(self._file, json.dumps(body))
 
-    def _look_at_coordinator(self) -> None:
+    def _read_coordinator(self) -> None:
         import psutil
 
         pid = self._coordinator()
