@@ -88,22 +88,22 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
         answers = [await agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),), seed=n)) for n in range(12)]
         agent.records.rate(Feedback(answers[0].id, "good"))
         agent.records.rate(Feedback(answers[1].id, "bad", "2"))
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
         steps = agent.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
-    assert sum(one["answers"] for one in told["answers"]) == 12
-    assert [sum(one[name] for one in told["answers"]) for name in ("good", "bad", "corrected")] == [1, 1, 1]
-    assert told["cloud"]["serving"] == {
+    assert sum(one["answers"] for one in report["answers"]) == 12
+    assert [sum(one[name] for one in report["answers"]) for name in ("good", "bad", "corrected")] == [1, 1, 1]
+    assert report["cloud"]["serving"] == {
         "calls": helped,
         "tokens": sum(a.cloud_tokens for a in answers),
         "spend_uusd": 11 * helped,
     }
-    assert told["cloud"]["learning"]["calls"] == steps[-1].cloud.total_cloud_calls
-    assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
-    [spent] = told["spend"]["stretches"]
-    assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, told["cloud"]["learning"]["spend_uusd"])
-    assert told["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
+    assert report["cloud"]["learning"]["calls"] == steps[-1].cloud.total_cloud_calls
+    assert report["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
+    [spent] = report["spend"]["stretches"]
+    assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, report["cloud"]["learning"]["spend_uusd"])
+    assert report["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
 def test_wait_across_a_clock_set_back_is_never_negative(tmp_path: Path) -> None:
@@ -119,13 +119,13 @@ def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> N
     with StateFolder(tmp_path) as state:
         for at, uusd in charges.items():
             state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
-        told = activity_report(state.database, 0.0, 300.0)["spend"]
-        assert told["stretch_s"] == 60
-        assert [(one["began"], one["serving_uusd"]) for one in told["stretches"]] == [(60.0, 12), (240.0, 2)]
+        spend = activity_report(state.database, 0.0, 300.0)["spend"]
+        assert spend["stretch_s"] == 60
+        assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
         state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
-        told = activity_report(state.database, 95.0, 2e5)["spend"]
-    assert (told["stretch_s"], told["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
-    assert sum(one["serving_uusd"] for one in told["stretches"]) == 12
+        spend = activity_report(state.database, 95.0, 2e5)["spend"]
+    assert (spend["stretch_s"], spend["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
+    assert sum(one["serving_uusd"] for one in spend["stretches"]) == 12
 
 
 async def test_rollback_is_reported_with_its_author_and_the_active_version_follows(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ async def test_rollback_is_reported_with_its_author_and_the_active_version_follo
         await agent.adapter.rollback(2)
         world.clock.advance(100)
         later = agent.records.report(world.clock.now())
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
     assert later["serving_version_then"] == later["serving_version"] == 2
-    assert [(one["from_version"], one["to_version"], one["by"]) for one in told["went_back"]] == [(4, 2, "person")]
+    assert [(one["from_version"], one["to_version"], one["by"]) for one in report["went_back"]] == [(4, 2, "person")]
 
 
 async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> None:

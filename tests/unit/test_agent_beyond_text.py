@@ -58,4 +58,4 @@ async def test_optional_tools_are_sent_only_when_the_model_asks(tmp_path: Path) 
 
 def test_finish_reason_is_always_one_of_openais() -> None:
     assert finish_of('{"finish_reason": "tool_calls"}') == "tool_calls"
-    assert [finish_of(told) for told in ("", "{}", '{"finish_reason": "odd"}', '{"finish_reason": []}')] == [""] * 4
+    assert [finish_of(text) for text in ("", "{}", '{"finish_reason": "odd"}', '{"finish_reason": []}')] == [""] * 4

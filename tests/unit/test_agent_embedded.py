@@ -57,8 +57,8 @@ async def test_dead_child_is_restarted_and_reported_once(tmp_path: Path, signall
         while child.pid in (None, first):
             await asyncio.sleep(0.01)
     await child.aclose()
-    (told,) = [event.text for event in sink.events if isinstance(event, Notice)]
-    assert signalled.name in told and ("edge-agent doctor" in told) is (signalled == signal.SIGILL)
+    (notice,) = [event.text for event in sink.events if isinstance(event, Notice)]
+    assert signalled.name in notice and ("edge-agent doctor" in notice) is (signalled == signal.SIGILL)
 
 
 STARTS_SLOWLY = """
@@ -112,7 +112,7 @@ DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0
 
 
 @pytest.mark.parametrize(
-    ("code", "timeout_s", "told", "hint"),
+    ("code", "timeout_s", "message", "hint"),
     [
         ("import sys; sys.exit('the port is taken')", 3.0, "the port is taken", ""),
         (DIES, 3600.0, "SIGSEGV", "edge-agent doctor"),  # at once, long before the time is over
@@ -120,10 +120,10 @@ DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0
     ids=["ends", "crashes"],
 )
 async def test_a_child_that_cannot_start_is_reported_with_its_last_words(
-    tmp_path: Path, code: str, timeout_s: float, told: str, hint: str
+    tmp_path: Path, code: str, timeout_s: float, message: str, hint: str
 ) -> None:
     child = child_of(tmp_path / "c", code, MemorySink(), timeout_s=timeout_s)
-    with pytest.raises(CoordinatorUnavailable, match=told) as error:
+    with pytest.raises(CoordinatorUnavailable, match=message) as error:
         await child.start()
     assert child.pid is None and hint in (error.value.hint or "")
 
@@ -203,7 +203,7 @@ def test_cloud_settings_of_the_child_use_the_coordinators_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (("upstream=anthropic", "api_key_env=K"), "needs model"),
         (ANTHROPIC, "api_key_env"),
@@ -213,7 +213,7 @@ def test_cloud_settings_of_the_child_use_the_coordinators_names() -> None:
         (("upstream=azure",), "upstream"),
     ],
 )
-def test_unusable_cloud_is_refused_in_one_line_without_its_secret(settings: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as refused:
+def test_unusable_cloud_is_refused_in_one_line_without_its_secret(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         resolve_agent_config(sets=embedded(*settings))
     assert "\n" not in str(refused.value) and "abcdefghijklmnop" not in str(refused.value)

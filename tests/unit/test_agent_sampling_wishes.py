@@ -19,7 +19,7 @@ def asks_unless_suppressed(messages: object, sampling: Sampling, seed: int) -> s
     return "<think>\nStep 1: hard\n</think>\n<answer>Five. \\boxed{5}</answer>" if sampling.suppress_help else HELP
 
 
-def told(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
+def text_of(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
     """The streamed text that tokens were told for, each of which lies where it says."""
     tokens = [token for piece in pieces for token in piece.tokens]
     assert all(record.text[token.start : token.end] == token.piece.decode() for token in tokens)
@@ -45,7 +45,7 @@ async def test_stop_string_in_a_help_request_does_not_stop_the_request(tmp_path:
 
 async def test_every_character_of_a_local_answer_has_its_token(tmp_path: Path) -> None:
     record, pieces = await World(tmp_path / "state", script=[LONG]).ask(wishes=SamplingWishes(top_logprobs=1))
-    assert told(pieces, record) == record.text == LONG
+    assert text_of(pieces, record) == record.text == LONG
     plain, bare = await World(tmp_path / "other", script=[LONG]).ask(wishes=SamplingWishes())
     assert plain.text == LONG
     assert not any(piece.tokens for piece in bare)
@@ -56,5 +56,5 @@ async def test_after_a_failed_cloud_the_tokens_of_the_help_request_are_not_retur
     world.client.fail_next("stream_complete", CoordinatorUnavailable("away"))
     record, pieces = await world.ask(wishes=SamplingWishes(top_logprobs=0))
     assert record.source == "local-fallback"
-    assert "external" not in told(pieces, record)
-    assert told(pieces, record).endswith("\\boxed{5}</answer>")
+    assert "external" not in text_of(pieces, record)
+    assert text_of(pieces, record).endswith("\\boxed{5}</answer>")

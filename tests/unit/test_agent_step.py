@@ -144,11 +144,11 @@ async def test_cloud_failure_masks_only_the_responses_that_asked(world: World, e
     assert step_units([group]) == StepUnits(4, 2)
 
 
-@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
+@pytest.mark.parametrize(("metadata", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
 async def test_charged_call_without_an_answer_is_in_the_bill_of_the_step(
-    world: World, told: dict[str, str], use: tuple[int, int, int]
+    world: World, metadata: dict[str, str], use: tuple[int, int, int]
 ) -> None:
-    world.client.fail_next("complete", OutcomeUnknown("cut", metadata=told))
+    world.client.fail_next("complete", OutcomeUnknown("cut", metadata=metadata))
     [group] = await collected(world, world.client, [HELP, local_answer(1)])
     assert (group.completion, cloud_use([group])) == (None, use)
 
@@ -263,8 +263,8 @@ async def test_series_of_refusals_is_reported_once(tmp_path: Path) -> None:
     async with world.agent() as agent:
         await agent.learn()
         assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4
-    [told] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
-    assert "device calls 12 of 12" in told
+    [text] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
+    assert "device calls 12 of 12" in text
 
 
 async def test_phases_have_their_own_rate_and_task_and_the_cursor_continues(tmp_path: Path) -> None:

@@ -63,10 +63,10 @@ class PlannedEngine:
         self.memory[target] = self.memory[source][:length]
 
     def _logits(self, row: int) -> np.ndarray:
-        prompt, *said = self.memory[row]
+        prompt, *output = self.memory[row]
         logits = np.zeros(self.vocab_size, dtype=np.float32)
         plan = self.plans[prompt]
-        logits[plan[len(said)] if len(said) < len(plan) else EOS] = self.favour
+        logits[plan[len(output)] if len(output) < len(plan) else EOS] = self.favour
         return logits
 
 

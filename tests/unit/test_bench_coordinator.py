@@ -82,11 +82,11 @@ def _round(**spent: float) -> dict[str, Any]:
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
     row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round()], "echo-http": [_round()]})
-    told = {verdict.what: verdict for verdict in row.verdicts}
-    assert told["Complete per core"].value == 3000.0
-    assert told["Complete per core, times more"].value == 20.0
-    assert told["added p50, one call at a time"].value == 1.0
-    assert told["CloseStep per core"].met is False
+    verdicts = {verdict.what: verdict for verdict in row.verdicts}
+    assert verdicts["Complete per core"].value == 3000.0
+    assert verdicts["Complete per core, times more"].value == 20.0
+    assert verdicts["added p50, one call at a time"].value == 1.0
+    assert verdicts["CloseStep per core"].met is False
     assert row.missed
 
 
@@ -110,10 +110,10 @@ def test_an_echo_answers_what_the_load_asks(service: str, tmp_path: Path) -> Non
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
     with services.started({"service": service}, tmp_path) as started:
-        told = loaded(started, phase, tmp_path)
-    assert told["calls"] >= 20
-    assert told["errors"] == {}
-    assert told["ms"]["p50"] > 0.0
+        result = loaded(started, phase, tmp_path)
+    assert result["calls"] >= 20
+    assert result["errors"] == {}
+    assert result["ms"]["p50"] > 0.0
 
 
 LOOK = [30, 9, 15, 90.0]

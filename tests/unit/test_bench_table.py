@@ -84,7 +84,7 @@ def test_answering_cloud_is_right_on_known_questions(tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     items.write_text(json.dumps({"question": "What is 2 + 3?", "answer": "5"}) + "\n")
     with answering(items) as cloud:
-        port = cloud.told["port"]
+        port = cloud.ready["port"]
         texts = [_answer(port, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
     assert "\\boxed{5}" in texts[0]
     assert "\\boxed{}" in texts[1]
@@ -221,10 +221,10 @@ def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
     assert until(lambda: gone(child))
 
 
-def until(look, seconds: float = 30.0):
+def until(check, seconds: float = 30.0):
     clock, pause = SystemClock(), Event()
     end = clock.monotonic() + seconds
-    while not (found := look()):
+    while not (found := check()):
         assert clock.monotonic() < end, "never happened"
         pause.wait(0.05)
     return found

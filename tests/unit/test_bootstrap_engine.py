@@ -54,7 +54,7 @@ def test_configured_engine_is_used_and_auto_is_mlx_on_apple_silicon_where_instal
 
 
 @pytest.mark.parametrize(
-    ("missing", "backend", "folder", "told", "hint"),
+    ("missing", "backend", "folder", "message", "hint"),
     [
         ("", "llamacpp", True, "GGUF", ""),
         ("", "onnx", True, "GGUF", ""),
@@ -64,10 +64,10 @@ def test_configured_engine_is_used_and_auto_is_mlx_on_apple_silicon_where_instal
     ],
 )
 def test_unusable_engine_is_refused_with_advice(
-    machine, missing: str, backend: str, folder: bool, told: str, hint: str, tmp_path: Path
+    machine, missing: str, backend: str, folder: bool, message: str, hint: str, tmp_path: Path
 ) -> None:
     machine(apple=True, missing=missing)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         app.choose_engine(config(backend), tmp_path if folder else FILE)
     assert hint in (caught.value.hint or "")
 
@@ -116,7 +116,7 @@ async def _nothing_to_probe(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("apple", "missing", "backend", "state", "said"),
+    ("apple", "missing", "backend", "state", "words"),
     [
         (True, "", "auto", "ok", "MLX"),
         (True, "mlx", "auto", "warn", "MLX"),
@@ -124,10 +124,10 @@ async def _nothing_to_probe(*_: object) -> None:
         (False, "mlx", "mlx", "fail", "MLX"),
     ],
 )
-def test_doctor_names_the_engine(machine, apple: bool, missing: str, backend: str, state: str, said: str) -> None:
+def test_doctor_names_the_engine(machine, apple: bool, missing: str, backend: str, state: str, words: str) -> None:
     machine(apple=apple, missing=missing)
     finding = doctor.check_engine(config(backend))
-    assert (finding.state, said in finding.text) == (state, True)
+    assert (finding.state, words in finding.text) == (state, True)
     assert (state == "ok") != (".[mlx]" in finding.hint)
 
 

@@ -14,7 +14,7 @@ from edge.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("What is 2 + 2?", ("", "What is 2 + 2?")),
         ("//etc/hosts", ("", "/etc/hosts")),
@@ -25,8 +25,8 @@ from edge.core.errors import UsageError
         ("half /quit", ("", "half /quit")),
     ],
 )
-def test_chat_line_is_a_question_or_a_command(line: str, said: tuple[str, str]) -> None:
-    assert understood(line) == said
+def test_chat_line_is_a_question_or_a_command(line: str, expected: tuple[str, str]) -> None:
+    assert understood(line) == expected
 
 
 @pytest.mark.parametrize("line", ["/", "/local", "/cloud  ", "/Quit", "/etc/hosts is a file"])

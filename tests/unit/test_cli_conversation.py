@@ -56,7 +56,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
             yield Setting(world, agent, conversation, interrupts)
 
 
-def told(capsys: Capture) -> list[Mapping[str, Any]]:
+def printed(capsys: Capture) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -69,10 +69,10 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)  # impatience changes nothing
     assert await turn
-    assert (told(capsys), setting.kept()) == ([{"error": "stopped", "hint": ""}], [])
+    assert (printed(capsys), setting.kept()) == ([{"error": "stopped", "hint": ""}], [])
     setting.slow(0.0)
     await setting.conversation.take("What is 2 + 1?")
-    (answer,) = told(capsys)
+    (answer,) = printed(capsys)
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
 
 
@@ -87,7 +87,7 @@ async def test_new_conversation_starts_without_the_old_one(setting: Setting, cap
     for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
         await conversation.take(line)
     assert lengths == [1, 3, 3, 1]
-    assert told(capsys)[-1]["error"] == "nothing was asked yet"
+    assert printed(capsys)[-1]["error"] == "nothing was asked yet"
 
 
 async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:

@@ -94,7 +94,7 @@ def test_active_adapter_is_measured_by_default_and_its_name_is_printed(tmp_path:
     def steps(adapter: str) -> list[int]:
         return [int(folder.parent.name.removeprefix("step-")) for folder in adapter_folders(adapter, config)]
 
-    def told(adapter: str) -> str:
+    def notice(adapter: str) -> str:
         return adapter_described(adapter_folders(adapter, config), adapter, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
@@ -102,9 +102,9 @@ def test_active_adapter_is_measured_by_default_and_its_name_is_printed(tmp_path:
             (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_lineage(Lineage(3, 3))
         assert (steps("serving"), steps("latest"), steps("none")) == ([3], [12, 3], [])
-        assert "adapter 3" in told("serving") and "adapter 12" in told("latest") and "adapter 3 is active" in told("latest")
+        assert "adapter 3" in notice("serving") and "adapter 12" in notice("latest") and "adapter 3 is active" in notice("latest")
         state.set_lineage(Lineage(0, 0))
-        assert (steps("serving"), "bare model" in told("serving"), "bare model" in told("latest")) == ([], True, True)
+        assert (steps("serving"), "bare model" in notice("serving"), "bare model" in notice("latest")) == ([], True, True)
     assert adapter_folders("serving", AgentConfig(state_folder=str(tmp_path / "none"))) == ()
 
 
@@ -117,7 +117,7 @@ def test_adapter_of_a_run_has_the_final_version_of_the_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "code"),
+    ("words", "message", "code"),
     [
         (["--tasks", "practice:nonsense"], "unknown practice family", 2),
         (["--tasks", "none.jsonl"], "no such task file", 1),
@@ -131,25 +131,25 @@ def test_adapter_of_a_run_has_the_final_version_of_the_run(tmp_path: Path) -> No
         (["--temperature", "-1"], "--temperature", 2),
     ],
 )
-def test_error_is_one_line(words: list[str], told: str, code: int, tmp_path: Path, edge_agent: EdgeAgent) -> None:
-    edge_agent("eval", "--state", str(tmp_path / "state"), *words).refused(code, told)
+def test_error_is_one_line(words: list[str], message: str, code: int, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    edge_agent("eval", "--state", str(tmp_path / "state"), *words).refused(code, message)
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--per-level", "3"]])
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('{"question": "a\\ud800b", "split": "test", "answer": 1}', "half a character"),
         ('{"question": "a", "split": "train", "answer": 1}', "no test item"),
     ],
 )
 def test_unusable_task_file_is_reported_before_anything_starts(
-    line: str, told: str, options: list[str], tmp_path: Path, edge_agent: EdgeAgent
+    line: str, message: str, options: list[str], tmp_path: Path, edge_agent: EdgeAgent
 ) -> None:
     source = tmp_path / "t.jsonl"
     source.write_text(line + "\n")
-    edge_agent("eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options).refused(1, told, str(source))
+    edge_agent("eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options).refused(1, message, str(source))
 
 
 # --- strata ---------------------------------------------------------------------------------------------------------------
@@ -198,12 +198,12 @@ async def test_a_journal_belongs_to_one_adapter_and_one_policy(tmp_path: Path) -
 
     await run(plan, adapters[0])
     await run(plan, adapters[0])
-    for other, adapter, said in (
+    for other, adapter, message in (
         (plan, adapters[1], "adapter"),
         (plan, None, "adapter"),
         (replace(plan, policy="router"), adapters[0], "policy"),
     ):
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             await run(other, adapter)
 
 

@@ -18,7 +18,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def said(state: Path) -> Feedback:
+def feedback(state: Path) -> Feedback:
     with StateFolder(state) as folder:
         return FeedbackBook(folder).of("a1")
 
@@ -26,16 +26,16 @@ def said(state: Path) -> Feedback:
 def test_feedback_is_stored_and_withdrawn_without_a_model(state: Path, edge_agent: EdgeAgent) -> None:
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
     assert edge_agent("feedback", "chatcmpl-a1", "bad", " it is 5 ", *place).code == 0
-    assert said(state) == Feedback("a1", "bad", "it is 5")
+    assert feedback(state) == Feedback("a1", "bad", "it is 5")
     assert edge_agent("feedback", "last", "good", *place).code == 0
-    assert said(state) == Feedback("a1", "good")
+    assert feedback(state) == Feedback("a1", "good")
     assert edge_agent("feedback", "a1", "none", "--json", *place).json == {
         "id": "a1",
         "verdict": "none",
         "correction": None,
         "outlook": "",
     }
-    assert said(state) == Feedback("a1", "none")
+    assert feedback(state) == Feedback("a1", "none")
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_correction_survives_a_repeated_bad_mark_and_is_removed_with_the_feedbac
     place = ["--state", str(state)]
     assert edge_agent("feedback", "a1", "bad", "seven", *place).code == 0
     assert edge_agent("feedback", "a1", "bad", *place).code == 0
-    assert said(state).correction == "seven"
+    assert feedback(state).correction == "seven"
     assert edge_agent("feedback", "a1", "none", *place).code == 0
     assert edge_agent("feedback", "a1", "bad", *place).code == 0
-    assert said(state).correction is None
+    assert feedback(state).correction is None
     edge_agent("feedback", "a1", "bad", "\x1b[2J", *place).refused(2, "control characters")
 
 

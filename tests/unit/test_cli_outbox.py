@@ -59,7 +59,7 @@ def test_outbox_filters_entries_and_lists_pending_reports(folder: Path, edge_age
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--since", "soon"], 2, "no such time"),
         (["--since", "2999-01-01"], 2, "lies in the future"),
@@ -67,8 +67,8 @@ def test_outbox_filters_entries_and_lists_pending_reports(folder: Path, edge_age
         (["show", "99"], 1, "nothing with the number 99"),
     ],
 )
-def test_invalid_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[str], code: int, said: str) -> None:
-    edge_agent("outbox", *words, "--state", str(folder)).refused(code, said)
+def test_invalid_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[str], code: int, message: str) -> None:
+    edge_agent("outbox", *words, "--state", str(folder)).refused(code, message)
 
 
 def test_missing_or_damaged_folder_is_refused(tmp_path: Path, edge_agent: EdgeAgent) -> None:

@@ -31,9 +31,9 @@ def lines(*sets: str, profile: Path | None = None, learns: bool = True) -> list[
 
 def test_unusable_gpu_layers_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: False)
-    [told] = lines("engine.gpu_layers=4", learns=False)
+    [notice] = lines("engine.gpu_layers=4", learns=False)
     finding = findings("engine.gpu_layers=4", state=tmp_path)["gpu layers"]
-    assert told.startswith("engine.gpu_layers is 4") and (finding.state, finding.text) == ("warn", told)
+    assert notice.startswith("engine.gpu_layers is 4") and (finding.state, finding.text) == ("warn", notice)
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: True)
     assert lines("engine.gpu_layers=4") == []
 
@@ -43,10 +43,12 @@ def test_profile_with_learning_hours_is_applied_and_reported(tmp_path: Path) -> 
     profile.write_text("learning: {when: {quiet_s: 300, from_hour: 22, until_hour: 7}}\n")
     when = Settings(device_profile=profile).config().learning.when
     assert (when.quiet_s, when.from_hour, when.until_hour, when.on_mains) == (300.0, 22, 7, True)
-    [told] = lines(profile=profile)
-    assert all(f"learning.when.{key}" in told for key in ("quiet_s", "from_hour", "until_hour"))
-    [told] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
-    assert "until_hour" in told and "from_hour" not in told and "quiet_s" not in told, "what an option sets is not the profile's"
+    [notice] = lines(profile=profile)
+    assert all(f"learning.when.{key}" in notice for key in ("quiet_s", "from_hour", "until_hour"))
+    [notice] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
+    assert "until_hour" in notice and "from_hour" not in notice and "quiet_s" not in notice, (
+        "what an option sets is not the profile's"
+    )
     assert lines(profile=profile, learns=False) == []
     profile.write_text("learning: {when: {from_hour: 25}}\n")
     with pytest.raises(ConfigError, match=r"learning\.when\.from_hour"):

@@ -30,8 +30,8 @@ def test_json_list_has_levels_labels_and_limits(edge_agent: EdgeAgent) -> None:
 @pytest.mark.parametrize("name", ["practice:arith", "practice:code", "practice:group1"])
 def test_a_practice_source_shows_an_example_of_each_level_with_its_solution(name: str, edge_agent: EdgeAgent) -> None:
     shown = edge_agent("tasks", "show", name, "--json").json
-    told = [(example["family"], example["level"]) for example in shown["examples"]]
-    assert told == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
+    listed = [(example["family"], example["level"]) for example in shown["examples"]]
+    assert listed == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
     assert all(example["solution"] and example["prompt"][-1]["role"] == "user" for example in shown["examples"])
     assert {example["task"] for example in shown["examples"]} == set(shown["labels"])
 

@@ -61,8 +61,8 @@ async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_wit
     group, backend = await collected([HELP, local_answer(7)], f"\n{RIGHT} \n", tmp_path)
     assert group.cloud_sample[-1] == EOS and EOS not in group.cloud_sample[:-1]
     assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not say"
-    said = ScriptedBackend([RIGHT])
-    sampled = (await said.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
+    engine = ScriptedBackend([RIGHT])
+    sampled = (await engine.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
     assert group.cloud_sample == sampled.token_ids, "as the engine would have sampled it"
 
 

@@ -84,8 +84,8 @@ def of_each_kind(wanted: Callable[[Key], object] = lambda key: True) -> pytest.M
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["config", "keys", *arguments])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def concrete(path: str) -> str:
@@ -130,10 +130,10 @@ def test_reference_lists_exactly_the_keys_of_a_loaded_configuration(kind: Kind, 
 def test_the_printed_default_of_every_key_can_be_set_and_is_its_default(kind: Kind, tmp_path: Path) -> None:
     assert kind.needed <= set(paths_in(yaml.safe_load(kind.base)))
     keys = [key for key in kind.values() if not key.required and key.path not in kind.needed]
-    told = [f"{concrete(key.path)}={json.dumps(key.default)}" for key in keys]
-    as_told = kind.resolved(tmp_path, told)
-    assert as_told.config == kind.resolved(tmp_path).config
-    assert {concrete(key.path) for key in keys} <= {key.removeprefix("--set ") for key in as_told.origins.values()}
+    defaults = [f"{concrete(key.path)}={json.dumps(key.default)}" for key in keys]
+    explicit = kind.resolved(tmp_path, defaults)
+    assert explicit.config == kind.resolved(tmp_path).config
+    assert {concrete(key.path) for key in keys} <= {key.removeprefix("--set ") for key in explicit.origins.values()}
 
 
 @of_each_kind(lambda key: key.choices and key.type == "choice")
@@ -192,7 +192,7 @@ def test_prefix_narrows_to_a_section_a_key_or_names_with_that_beginning(prefix: 
 
 
 @pytest.mark.parametrize(
-    ("prefix", "told"),
+    ("prefix", "message"),
     [
         ("storge", "did you mean storage"),
         ("service.calls_per_min", "rates.device.calls_per_min"),
@@ -201,10 +201,10 @@ def test_prefix_narrows_to_a_section_a_key_or_names_with_that_beginning(prefix: 
     ],
 )
 def test_an_unknown_prefix_is_one_line_with_names_near_it_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], prefix: str, told: str
+    capsys: pytest.CaptureFixture[str], prefix: str, message: str
 ) -> None:
     code, out, err = outcome(capsys, prefix)
-    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
+    assert (code, out) == (2, "") and err.count("\n") == 1 and message in err
 
 
 def test_the_json_form_has_one_object_a_line_with_the_same_keys(capsys: pytest.CaptureFixture[str]) -> None:

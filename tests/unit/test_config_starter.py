@@ -71,8 +71,8 @@ def test_check_reports_every_problem_with_its_line(tmp_path: Path, edge_agent: E
     assert (code, out, len(lines)) == (1, "", len(wrong))
     for line, (number, key) in zip(lines, wrong.items(), strict=True):
         assert line.startswith(f"error: {file}:{number}: ") and key in line
-    told = json.loads(edge_agent("config", "check", str(file), "--json").out)
-    assert told["ok"] is False and {problem["line"]: problem["key"] for problem in told["problems"]} == wrong
+    result = json.loads(edge_agent("config", "check", str(file), "--json").out)
+    assert result["ok"] is False and {problem["line"]: problem["key"] for problem in result["problems"]} == wrong
 
 
 def test_check_validates_the_device_profile_of_an_otherwise_valid_file(tmp_path: Path, edge_agent: EdgeAgent) -> None:

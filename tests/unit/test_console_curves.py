@@ -85,6 +85,6 @@ async def test_long_journal_is_read_in_several_passes_and_only_its_end(monkeypat
     monkeypatch.setattr(module, "PAGES_PER_READ", 2)
     monkeypatch.setattr(module, "BACKLOG", 50)
     curves = Curves(reader([closing(seq, "a", seq, 5, 0.5) for seq in range(1, 101)]))
-    looks = [await curves.catch_up() for _ in range(3)]
-    assert looks == [False, False, True]
+    done = [await curves.catch_up() for _ in range(3)]
+    assert done == [False, False, True]
     assert sum(point["steps"] for point in curves.tasks()["math"]) == 50

@@ -39,7 +39,7 @@ SIZES = st.lists(st.integers(1, 9), max_size=40)
 def test_returned_tokens_are_those_of_the_content_in_order(sizes: list[int], one_piece: bool) -> None:
     tokens, reader = tokens_of(cut(TEXT, sizes)), AnswerReader()
     feeds = [(TEXT, tokens)] if one_piece else [(token.piece.decode(), [token]) for token in tokens]
-    parts = [part for text, told in feeds for part in reader.feed(text, told)] + reader.finish()
+    parts = [part for text, piece_tokens in feeds for part in reader.feed(text, piece_tokens)] + reader.finish()
     assert "".join(part.text for part in parts if part.channel == "content") == CONTENT
     assert all(not part.tokens for part in parts if part.channel == "reasoning")
     begin = TEXT.index(CONTENT)

@@ -76,12 +76,12 @@ async def test_call_is_sent_redacted_and_its_answer_is_restored(egress: Egress) 
 async def test_entry_with_the_exact_bytes_is_on_disk_before_sending(tmp_path: Path) -> None:
     seen: list[tuple] = []
 
-    def look(asked: CloudCall) -> str:
+    def check(asked: CloudCall) -> str:
         with sqlite3.connect(tmp_path / "agent.sqlite") as other:
             seen.extend(other.execute("SELECT kind, payload, replaced FROM sent WHERE call_key = 'k1'").fetchall())
         return "yes"
 
-    egress = Egress(tmp_path, ScriptedCoordinatorClient(look))
+    egress = Egress(tmp_path, ScriptedCoordinatorClient(check))
     await egress.client.complete(call("k1", "to jo@x.org"), 5.0)
     assert seen == [("answering", codec.encode_call(egress.inner.calls[0]).SerializeToString(), '{"email": 1}')]
     assert egress.entries()[0].bytes == len(seen[0][1]) and egress.entries()[0].answer_id == "p1"
@@ -231,8 +231,8 @@ async def test_tools_and_their_calls_are_sent_redacted_and_restored(tmp_path: Pa
         async def complete(self, asked, deadline_s):
             completion = await super().complete(asked, deadline_s)
             arguments = json.dumps({"to": "[EMAIL_1]", "file": "[PATH_1]"})
-            told = {"finish_reason": "tool_calls", "tool_calls": [{"function": {"name": "send", "arguments": arguments}}]}
-            return replace(completion, openai_json=json.dumps(told))
+            calls = {"finish_reason": "tool_calls", "tool_calls": [{"function": {"name": "send", "arguments": arguments}}]}
+            return replace(completion, openai_json=json.dumps(calls))
 
     egress = Egress(tmp_path, Calling(echo))
     messages = [{"role": "user", "content": "send C:\\Users\\jo\\x.txt to jo@x.org"}]

@@ -140,9 +140,9 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    told = Disk()
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: told)
-    return told
+    usage = Disk()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
+    return usage
 
 
 def test_required_space_is_twice_the_newest_checkpoint_with_a_minimum(tmp_path: Path, disk: Disk) -> None:

@@ -94,9 +94,9 @@ def test_rollback_keeps_the_version_it_leaves() -> None:
     line = Lineage(9, 8, 2, kept=(3, 8)).back_to(3)
     assert (line.latest, line.serving, line.refusals, line.kept) == (3, 3, 0, (8, 9, 3))
     assert Lineage(2, 2).back_to(0) == Lineage(0, 0, 0, (2,))
-    looked_at = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
-    assert 30 in looked_at.kept, "who looks at older versions can return"
-    assert len(looked_at.after_step(34, 0, "promoted").kept) == 3
+    back = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
+    assert 30 in back.kept, "who looks at older versions can return"
+    assert len(back.after_step(34, 0, "promoted").kept) == 3
 
 
 def test_combined_fall_of_all_tasks_is_rejected_though_none_fell_too_far() -> None:

@@ -94,10 +94,10 @@ async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw() -> No
     await steps()
     assert not any(task.done() for task in begun)
     await disk.end()
-    told = await asyncio.gather(*begun, return_exceptions=True)
-    assert told[1] == InProgress("a")
-    assert isinstance(told[3], CoordinatorError)
-    assert await store.get_budget("d1", "math", [ROOMY]) == told[2], "what is durable is told at once"
+    results = await asyncio.gather(*begun, return_exceptions=True)
+    assert results[1] == InProgress("a")
+    assert isinstance(results[3], CoordinatorError)
+    assert await store.get_budget("d1", "math", [ROOMY]) == results[2], "what is durable is told at once"
 
 
 async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothing() -> None:
@@ -141,9 +141,9 @@ async def test_after_a_refused_row_each_operation_runs_alone() -> None:
             await asyncio.sleep(0)
         refused = any(row.key == "bad" for row in disk.under_way[0][0].rows[CALL])
         await disk.end(RowsRefused("a rule") if refused else None)
-    told = await asyncio.gather(*begun, late, return_exceptions=True)
-    assert [isinstance(each, Reserved) for each in told] == [True, False, True, True]
-    assert str(told[1]) == "the ledger refused an inconsistent change"
+    results = await asyncio.gather(*begun, late, return_exceptions=True)
+    assert [isinstance(each, Reserved) for each in results] == [True, False, True, True]
+    assert str(results[1]) == "the ledger refused an inconsistent change"
     assert verify(disk.tables).ok
 
 

@@ -64,7 +64,7 @@ class Waiting:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")
         return [(seconds, str(reason)) for seconds, reason in rows]
 
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]
 
 
@@ -113,7 +113,7 @@ def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
         return waiting.clock.monotonic()
 
     assert run_in_virtual_time(use()) == pytest.approx(70.0)
-    assert waiting.told() == ["waiting: somebody was answered a moment ago", "goes on"]
+    assert waiting.notices() == ["waiting: somebody was answered a moment ago", "goes on"]
 
 
 def test_learning_never_starts_during_an_answer(state: StateFolder) -> None:
@@ -144,7 +144,7 @@ def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFold
         return meanwhile, waiting.clock.monotonic()
 
     assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten looks of five seconds"
-    assert waiting.told() == ["waiting: on battery", "goes on"]
+    assert waiting.notices() == ["waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
     assert waiting.readiness.waiting == ""
 
@@ -160,7 +160,7 @@ def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder)
         await asyncio.gather(ready, return_exceptions=True)
 
     run_in_virtual_time(use())
-    assert waiting.told() == ["waiting: on battery"]
+    assert waiting.notices() == ["waiting: on battery"]
     assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(18.0), "on battery")])
 
 
@@ -168,7 +168,7 @@ def test_reason_with_changed_numbers_is_the_same_wait(state: StateFolder) -> Non
     hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
     waiting = Waiting(state, (*hot, BATTERY, MAINS))
     run_in_virtual_time(waiting.readiness.ready())
-    assert waiting.told() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
+    assert waiting.notices() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(15.0), "hot"), (pytest.approx(5.0), "on battery")]
 
 
@@ -187,7 +187,7 @@ def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFo
             return waiting.clock.monotonic()
 
         assert run_in_virtual_time(use(again)) == pytest.approx(1003.0)
-        assert again.told() == ["paused by you", "goes on"]
+        assert again.notices() == ["paused by you", "goes on"]
 
 
 async def test_stop_ends_the_wait_of_an_agent_and_its_status_has_the_reason(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ class FleetHistories(TwoStores):
         self.both(lambda store: store.register_device(device, "1.0", ("qa",), self.now))
         self.both(lambda store: store.set_device_disabled(device, disabled, self.now))
         (self.disabled.add if disabled else self.disabled.discard)(device)
-        told = {row.device for row in self.both(lambda store: store.list_devices()) if row.disabled}
-        assert told == self.disabled
+        devices = {row.device for row in self.both(lambda store: store.list_devices()) if row.disabled}
+        assert devices == self.disabled
 
     @rule(device=DEVICES, planned=st.integers(1, 6))
     def open_step(self, device: str, planned: int) -> None:
@@ -138,8 +138,8 @@ class FleetHistories(TwoStores):
     @invariant()
     def a_shared_price_moved_once_by_each_step(self) -> None:
         weight = sum(mine for mine, _ in self.round.values())
-        told = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_prices())]
-        assert told == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
+        prices = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_prices())]
+        assert prices == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
 
     @invariant()
     def what_is_set_aside_is_what_the_floors_lack_and_it_fits(self) -> None:

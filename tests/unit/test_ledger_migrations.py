@@ -117,8 +117,8 @@ async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp
     await store.aclose()
     assert settled.call.beyond_text == '{"tool_calls":[]}'
     with open_read_only(old) as rows:
-        told = {call.key: call.beyond_text for call in rows.all(CALL)}
-    assert told.pop("late") and set(told.values()) == {""}
+        stored = {call.key: call.beyond_text for call in rows.all(CALL)}
+    assert stored.pop("late") and set(stored.values()) == {""}
     assert verify_file(old).ok
 
 

@@ -198,10 +198,10 @@ async def test_disk_full_and_recovery_are_logged_once_each(
                 await store.reserve(reserve_request(f"again{number}"))
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
-    assert len(told) == 2
-    assert str(path) in told[0] and "calls are refused" in told[0]
-    assert told[1] == "the ledger can be written again"
+    messages = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
+    assert len(messages) == 2
+    assert str(path) in messages[0] and "calls are refused" in messages[0]
+    assert messages[1] == "the ledger can be written again"
 
 
 async def test_ledger_without_its_write_ahead_log_warns_of_lost_charges(path: Path, caplog) -> None:
@@ -212,12 +212,14 @@ async def test_ledger_without_its_write_ahead_log_warns_of_lost_charges(path: Pa
         whole.with_name(whole.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
     with closing(sqlite3.connect(path)) as running, closing(sqlite3.connect(copied)) as copy:
         running.backup(copy)
-    for file, told, calls in ((whole, 0, 20), (copied, 1, 20), (alone, 1, 0)):
+    for file, warnings, calls in ((whole, 0, 20), (copied, 1, 20), (alone, 1, 0)):
         for start in range(2):  # the second one after a clean stop
             assert file is whole or verify_file(file).entries  # reading makes side files, too
             caplog.clear()
             store = await SqliteLedgerStore.open(file, NOW)
-            assert len([record for record in caplog.records if "lost its -wal file" in record.message]) == (0 if start else told)
+            assert len([record for record in caplog.records if "lost its -wal file" in record.message]) == (
+                0 if start else warnings
+            )
             await store.aclose()
         assert verify_file(file).calls == calls
 

@@ -70,9 +70,9 @@ async def test_model_too_large_to_train_has_no_rate_and_a_reason(
         raise EdgeError("learning takes 9 GiB")
 
     monkeypatch.setattr(app, "open_learner", refuse)
-    said: list[str] = []
-    assert await measure.training_tokens_per_s(config(), find_model("nano-edge"), 50.0, said.append) is None
-    assert "learning takes 9 GiB" in said[-1]
+    lines: list[str] = []
+    assert await measure.training_tokens_per_s(config(), find_model("nano-edge"), 50.0, lines.append) is None
+    assert "learning takes 9 GiB" in lines[-1]
 
 
 def test_keeping_a_profile_needs_a_writable_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,8 +81,8 @@ def test_unbounded_or_meaningless_fields_are_refused_in_one_line(text: str, why:
 
 @given(st.text(), st.none() | st.dictionaries(st.sampled_from(["tool_calls", "refusal"]), JSON_VALUES, min_size=1))
 def test_completion_returns_its_finish_reason_and_all_stored_fields(finish: str, beyond: dict[str, Any] | None) -> None:
-    told = completion_json(finish, "" if beyond is None else json.dumps(beyond))
-    assert json.loads(told) == {"finish_reason": finish, **(beyond or {})}
+    stored = completion_json(finish, "" if beyond is None else json.dumps(beyond))
+    assert json.loads(stored) == {"finish_reason": finish, **(beyond or {})}
 
 
 @given(st.dictionaries(st.sampled_from(["tool_choice", "response_format", "parallel_tool_calls"]), JSON_VALUES, min_size=1))

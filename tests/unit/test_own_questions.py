@@ -171,8 +171,8 @@ def test_question_that_was_never_sent_is_marked(state: StateFolder) -> None:
     answered(state, "e", "6+6?", "12", call_key="run-e", call_state="in_doubt")
     for id in "abcde":
         rated(state, id, "good")
-    told = {own.item.question: own.sent for own in items(state)}
-    assert told == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
+    sent = {own.item.question: own.sent for own in items(state)}
+    assert sent == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
 
 
 def test_agreement_is_opt_in_and_feedback_takes_precedence(state: StateFolder) -> None:
@@ -196,8 +196,8 @@ async def test_reward_with_a_known_answer_is_the_papers(state: StateFolder) -> N
 
 async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
     own = item_of(state, "Capital of France?", "Paris")
-    said = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
-    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in said])
+    texts = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
+    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in texts])
     assert rewards(group) == [1.0, 0.0, None, None]
 
 

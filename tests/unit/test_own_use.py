@@ -171,8 +171,8 @@ async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        [told] = world.events(Notice)
-        assert "bad.jsonl:1" in told.text
+        [notice] = world.events(Notice)
+        assert "bad.jsonl:1" in notice.text
         (folder / "bad.jsonl").write_text('{"question": "x", "answer": 1, "wrong": 2}\n')
         await agent.learn(max_steps=2)
         assert "'wrong'" in world.events(Notice)[-1].text
@@ -206,8 +206,8 @@ async def test_forbidden_label_is_skipped_and_learning_continues(tmp_path: Path)
         agent.link.client.open_step = refuses  # type: ignore[method-assign]
         await agent.learn()
         assert {step.source for step in agent.steps()} == {"sums"}
-    [told] = [event for event in world.events(Notice) if "mine:secret" in event.text]
-    assert "this device may not work on secret" in told.text
+    [notice] = [event for event in world.events(Notice) if "mine:secret" in event.text]
+    assert "this device may not work on secret" in notice.text
 
 
 async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_the_source(tmp_path: Path) -> None:
@@ -302,18 +302,18 @@ async def test_completion_of_all_own_questions_is_reported_once(tmp_path: Path) 
     corrected(tmp_path / "state", 1, 2)
     world = world_in(tmp_path / "state", steps=3)
 
-    def said() -> list[int]:
+    def completions() -> list[int]:
         return [event.questions for event in world.events(OwnUseThrough) if not event.source]
 
     async with world.agent() as agent:
         await agent.learn()
-        assert said() == [2] and not await agent.learning.more_to_learn()
+        assert completions() == [2] and not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
-        assert said() == [2, 3], "a new question begins anew"
+        assert completions() == [2, 3], "a new question begins anew"
     async with world.agent() as agent:
         await agent.learn()
-        assert said() == [2, 3, 3], "and a restart says why there are no own steps"
+        assert completions() == [2, 3, 3], "and a restart says why there are no own steps"
 
 
 async def test_watched_folder_accepts_every_form_and_reports_unjudgeable_records(tmp_path: Path) -> None:

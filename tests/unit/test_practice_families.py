@@ -166,9 +166,11 @@ def test_science_question_states_every_link_of_its_chain_and_the_answer_is_its_e
 
 
 def test_every_line_of_a_facts_solution_is_a_fact_of_the_world() -> None:
-    told = {f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()}
+    facts_known = {
+        f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()
+    }
     for drawn in drawn_at_each_level(facts.FACTS, 30):
-        assert set(drawn.detailed.lines) <= told
+        assert set(drawn.detailed.lines) <= facts_known
         assert drawn.detailed.lines[-1].endswith(drawn.options[ord(drawn.answer) - ord("A")])
 
 
@@ -236,11 +238,11 @@ def test_stories_state_every_operand() -> None:
         for _ in range(200):
             problem = arith.draw_problem(rng, level)
             question = arith.word_problem(rng, problem)
-            told = Counter(re.findall(r"\d+", question))
+            stated = Counter(re.findall(r"\d+", question))
             halves = len(re.findall(r"[Dd]ouble|twice|[Hh]alf|[Hh]alve", question))
             wanted = Counter(str(n) for n in (problem.start, *(operation.operand for operation in problem.operations)))
-            assert not told - wanted
-            assert wanted - told == Counter({"2": halves} if halves else {})
+            assert not stated - wanted
+            assert wanted - stated == Counter({"2": halves} if halves else {})
 
 
 def test_every_line_of_a_sums_solution_is_a_chain_of_equal_expressions() -> None:

@@ -49,10 +49,10 @@ def test_price_is_stated_in_words_and_to_compact_models_in_bare_cents(price: flo
 
 def test_price_line_precedes_the_question_and_nothing_changes_without_a_price() -> None:
     assert prompt_messages(CHOICE, "compact", 0.25) == (Message("user", "25\nWhich?\nA. this\nB. that"),)
-    bare, told = prompt_messages(CHOICE, "full"), prompt_messages(CHOICE, "full", 0.25)
-    assert told[1].content == f"Help costs 0.25.\n{bare[1].content}"
-    assert bare[0].content == SYSTEM_PROMPT and told[0].content.startswith(SYSTEM_PROMPT)
-    assert "what help costs" in told[0].content
+    bare, priced = prompt_messages(CHOICE, "full"), prompt_messages(CHOICE, "full", 0.25)
+    assert priced[1].content == f"Help costs 0.25.\n{bare[1].content}"
+    assert bare[0].content == SYSTEM_PROMPT and priced[0].content.startswith(SYSTEM_PROMPT)
+    assert "what help costs" in priced[0].content
     assert prompt_messages(CHOICE, "full", None) == bare
 
 

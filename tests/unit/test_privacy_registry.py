@@ -177,7 +177,7 @@ def test_text_that_looks_like_a_placeholder_is_left_alone_in_both_directions() -
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("written", "meant"),
     [
         ("[email_1]", "jo@x.org"),
         ("[Email_1]", "jo@x.org"),
@@ -191,8 +191,8 @@ def test_text_that_looks_like_a_placeholder_is_left_alone_in_both_directions() -
         ("email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]", "email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]"),
     ],
 )
-def test_placeholder_variants_written_by_a_model_are_restored(said: str, meant: str) -> None:
-    assert restored(said, {"EMAIL_1": "jo@x.org"}) == meant
+def test_placeholder_variants_written_by_a_model_are_restored(written: str, meant: str) -> None:
+    assert restored(written, {"EMAIL_1": "jo@x.org"}) == meant
 
 
 CODE = """
@@ -206,8 +206,8 @@ def get(rows, path1, ip_1):
 def test_program_in_an_answer_stays_unchanged_whole_and_streamed(length: int) -> None:
     originals = {"EMAIL_1": "jo@x.org", "PATH_1": "/a", "IP_1": "10.1.1.1"}
     stream = Restoring(originals)
-    told = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
-    assert told + stream.rest() == restored(CODE, originals) == CODE
+    shown = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
+    assert shown + stream.rest() == restored(CODE, originals) == CODE
 
 
 @settings(max_examples=400)
@@ -221,12 +221,12 @@ def test_program_in_an_answer_stays_unchanged_whole_and_streamed(length: int) ->
 )
 def test_a_streamed_answer_is_restored_as_a_whole_one_wherever_it_is_cut(pieces: list[str], data: st.DataObject) -> None:
     text, originals = "".join(pieces), {"EMAIL_1": "jo@x.org", "PATH_1": "/a/[EMAIL_1].txt"}
-    stream, told, place = Restoring(originals), "", 0
+    stream, shown, place = Restoring(originals), "", 0
     while place < len(text):
         length = data.draw(st.integers(1, 5))
-        told += stream.feed(text[place : place + length])
+        shown += stream.feed(text[place : place + length])
         place += length
-    assert told + stream.rest() == restored(text, originals)
+    assert shown + stream.rest() == restored(text, originals)
 
 
 def test_only_a_possible_placeholder_is_held_back() -> None:

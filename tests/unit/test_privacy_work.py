@@ -41,18 +41,18 @@ for pattern in sys.stdin.read().split("\\0"):
 """
 
 
-def looked_through(patterns: list[str], length: int) -> None:
+def search_all(patterns: list[str], length: int) -> None:
     """In a process of its own, so that a pattern that hangs ends as a failure."""
     script = EACH.replace("{length}", str(length))
     subprocess.run([sys.executable, "-c", script], input="\0".join(patterns), text=True, check=True, timeout=GENEROUS_S)
 
 
 def test_no_repeated_pair_of_characters_hangs_the_registry() -> None:
-    looked_through([first + second for first, second in product(SIGNS, repeat=2)], 3_000)
+    search_all([first + second for first, second in product(SIGNS, repeat=2)], 3_000)
 
 
 def test_no_repeated_known_trap_hangs_the_registry() -> None:
-    looked_through(list(WORDS), 20_000)
+    search_all(list(WORDS), 20_000)
 
 
 def test_long_list_of_contacts_is_replaced_completely() -> None:

@@ -24,11 +24,13 @@ def test_rate_is_parsed_as_written(written: object) -> None:
     assert rate_of(written) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("written", "told"), [("30", "30 % or 0.3"), (30, "30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")])
-def test_invalid_rate_is_refused_with_a_suggestion(written: object, told: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "message"), [("30", "30 % or 0.3"), (30, "30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")]
+)
+def test_invalid_rate_is_refused_with_a_suggestion(written: object, message: str) -> None:
     with pytest.raises(ValueError, match=r"must lie in") as refused:
         rate_of(written)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_agent_and_coordinator_configurations_accept_percent(tmp_path: Path) -> None:

@@ -50,6 +50,6 @@ def test_the_result_does_not_depend_on_the_cuts(words: list[str], places: list[i
 
 @given(st.text(alphabet="<>/thinkanswer ", max_size=30))
 def test_tags_never_reach_a_channel(text: str) -> None:
-    said = read(list("<think>" + text + "</think>"))
-    assert "<think>" not in said["reasoning"]
-    assert "</think>" not in said["reasoning"] + said["content"]
+    channels = read(list("<think>" + text + "</think>"))
+    assert "<think>" not in channels["reasoning"]
+    assert "</think>" not in channels["reasoning"] + channels["content"]

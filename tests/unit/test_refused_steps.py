@@ -39,5 +39,5 @@ async def test_report_after_the_next_steps_refusals_causes_no_discrepancy(contro
 async def test_step_without_refusals_or_calls_is_a_discrepancy(controller: StepController) -> None:
     controller.note_refusal("d", "group1", -1)
     controller.note_refusal("d", "other", 0)
-    [told] = await reported(controller, 0)
-    assert "10 help units" in told
+    [discrepancy] = await reported(controller, 0)
+    assert "10 help units" in discrepancy

@@ -201,15 +201,15 @@ def test_law_more_losses_are_never_less_evidence_and_more_gains_never_more(lost:
 @given(bad=st.integers(0, 20), good=st.integers(0, 20), bad_before=st.integers(0, 20), good_before=st.integers(0, 20))
 def test_law_test_of_ratings_is_fishers(bad: int, good: int, bad_before: int, good_before: int) -> None:
     total, before = bad + good, bad_before + good_before
-    told = liked_less(bad, total, bad_before, before)
+    significant = liked_less(bad, total, bad_before, before)
     if min(total, before) < LEAST_VERDICTS:
-        assert not told
+        assert not significant
         return
     ways = sum(
         comb(total, k) * comb(before, bad + bad_before - k)
         for k in range(bad, min(total, bad + bad_before) + 1)
         if 0 <= bad + bad_before - k <= before
     )
-    assert told == (ways / comb(total + before, bad + bad_before) <= 0.05)
-    if told:
+    assert significant == (ways / comb(total + before, bad + bad_before) <= 0.05)
+    if significant:
         assert bad / total > bad_before / before

@@ -23,10 +23,10 @@ from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in
 
 
-async def examples(tmp_path: Path, script: Any, count: int = 6, told: list[tuple[int, int]] | None = None) -> list[Example]:
+async def examples(tmp_path: Path, script: Any, count: int = 6, progress: list[tuple[int, int]] | None = None) -> list[Example]:
     settings = replace(World(tmp_path / "state").rollout_settings("run"), temperature=0.0, prompt_form="compact")
     roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), None)
-    seen = [] if told is None else told
+    seen = [] if progress is None else progress
     return await examples_of(roles, settings, [item(number) for number in range(count)] * 2, lambda *done: seen.append(done))
 
 
@@ -37,13 +37,13 @@ async def test_label_is_the_forced_answer_and_features_come_from_the_free_respon
             return HELP
         return local_answer(number + 1 if number % 2 else 0)
 
-    told: list[tuple[int, int]] = []
-    found = await examples(tmp_path, script, told=told)
+    progress: list[tuple[int, int]] = []
+    found = await examples(tmp_path, script, progress=progress)
     assert [example.item.id for example in found] == [f"math-{number}" for number in range(6)]  # each once
     assert [example.failed for example in found] == [True, False, True, False, True, False]
     assert [example.response.text == HELP for example in found] == [True] * 3 + [False] * 3
     assert all(example.response.finish is FinishReason.EOS for example in found)
-    assert told == [(done, 6) for done in range(1, 7)]
+    assert progress == [(done, 6) for done in range(1, 7)]
 
 
 async def test_endless_response_is_no_example(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alon
     monkeypatch.chdir(tmp_path)
     before = (begun(tmp_path / "runs" / "arith-0", "gate.enabled=false") / "config.yaml").read_text()
     assert main(["learn", "--tasks", "practice:arith", "--steps", "2", "--target-rate", "0.7"]) == 2
-    said = capsys.readouterr().err
-    assert "runs/arith-0" in said and "target_rate 0.3 -> 0.7" in said and "--out" in said
+    err = capsys.readouterr().err
+    assert "runs/arith-0" in err and "target_rate 0.3 -> 0.7" in err and "--out" in err
     assert (tmp_path / "runs/arith-0/config.yaml").read_text() == before
     assert not (tmp_path / "runs/arith-0/state").exists()
 
 
 @pytest.mark.parametrize(
-    ("sets", "told"),
+    ("sets", "expected"),
     [
         ((), ""),
         (("engine.threads=1", "learning.torch_threads=1", "budget.calls_limit=60", "learning.when.quiet_s=9"), ""),
@@ -51,10 +51,10 @@ def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alon
         (("phases.0.steps=1",), "steps 2 -> 1"),
     ],
 )
-def test_measured_settings_may_not_change_and_operational_ones_may(sets: tuple[str, ...], told: str) -> None:
+def test_measured_settings_may_not_change_and_operational_ones_may(sets: tuple[str, ...], expected: str) -> None:
     found = other_settings(config(), config(*sets))
-    assert told in found
-    assert bool(told) == bool(found)
+    assert expected in found
+    assert bool(expected) == bool(found)
 
 
 def test_a_run_may_grow_at_its_end_only() -> None:

@@ -68,14 +68,14 @@ def test_only_whole_origins_and_host_names_can_be_named(origin: str) -> None:
 
 
 def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
+    tokens = []
     for more in ([], [], ["--new"]):
         assert agent_main(["serve-token", "--state", str(tmp_path), *more]) == 0
         out = capsys.readouterr()
-        said.append(out.out.strip())
+        tokens.append(out.out.strip())
         assert "serve.token_file=" in out.err
-        assert said[-1] not in out.err
-    assert said[0] == said[1] != said[2] == read_token(tmp_path / "serve-token")
+        assert tokens[-1] not in out.err
+    assert tokens[0] == tokens[1] != tokens[2] == read_token(tmp_path / "serve-token")
 
 
 def test_an_open_address_without_a_token_is_refused_before_a_model_is_loaded(

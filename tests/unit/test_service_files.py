@@ -54,10 +54,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         asked = ["systemd-analyze", "--user", "verify", str(unit)]
         return subprocess.run(asked, env=environment, capture_output=True, text=True, check=False).stderr
 
-    said = verdict()
-    if "Failed to initialize manager" in said:
+    output = verdict()
+    if "Failed to initialize manager" in output:
         pytest.skip("systemd-analyze cannot work here")
-    assert str(unit) not in said
+    assert str(unit) not in output
     unit.write_text(unit.read_text().replace("LockPersonality", "LockPersonalty"))
     assert f"{unit}:" in verdict()  # it would have said so
 

@@ -15,7 +15,7 @@ NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapt
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "shown"),
     [
         ("low", True),
         ("used_up", True),
@@ -26,9 +26,9 @@ NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapt
         ("newer", False),
     ],
 )
-def test_low_quota_replaces_the_calls_left(state: str, told: bool) -> None:
+def test_low_quota_replaces_the_calls_left(state: str, shown: bool) -> None:
     line = source_line(replace(NOTE, quota={"state": state, "line": "20 of 20 calls"}))
-    assert ("20 of 20 calls" in line, "12 calls left" in line) == (told, not told)
+    assert ("20 of 20 calls" in line, "12 calls left" in line) == (shown, not shown)
 
 
 STEERS = "\x1b]0;owned\x07\x1b[2Jok\u202e\x9b1m"

@@ -48,8 +48,8 @@ def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_p
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
-    for look in (reading, reading_sent):
-        with pytest.raises(StateError, match="format 99"), look(tmp_path):
+    for read in (reading, reading_sent):
+        with pytest.raises(StateError, match="format 99"), read(tmp_path):
             pass
     with pytest.raises(StateError, match="format 99"):
         read_activity(tmp_path, 0.0, 1.0)
@@ -90,7 +90,7 @@ class FullDisk(ScriptedLearner):
 
 
 async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_made_later(tmp_path: Path) -> None:
-    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
     FullDisk.failures = 2
 
     async def open_learner() -> ScriptedLearner:
@@ -98,7 +98,7 @@ async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_mad
 
     world._open_learner = open_learner  # type: ignore[method-assign]
     async with world.agent() as agent:
-        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
+        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
         while agent.components.state.position().steps_done < 4:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
@@ -106,21 +106,21 @@ async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_mad
         agent.request_stop()
         await learning
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
-    [line] = said
+    [line] = notices
     assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
 async def test_adapter_removed_while_the_agent_runs_ends_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
 
     async def gone(max_steps: int | None = None) -> None:
         raise AdapterError("no such adapter file")
 
     async with world.agent() as agent:
         monkeypatch.setattr(agent, "learn", gone)
-        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
-        while not said:
+        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
+        while not notices:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
         monkeypatch.undo()
@@ -130,7 +130,7 @@ async def test_adapter_removed_while_the_agent_runs_ends_no_answers(tmp_path: Pa
         stop.set()
         agent.request_stop()
         await learning
-    [line] = said
+    [line] = notices
     assert "no such adapter file" in line
 
 

@@ -24,7 +24,7 @@ def lines(path: Path, *records: object) -> Path:
     return path
 
 
-def said(*turns: tuple[str, object], **fields: Any) -> dict[str, Any]:
+def conversation(*turns: tuple[str, object], **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in turns], **fields}
 
 
@@ -49,7 +49,7 @@ def test_every_form_of_one_question_is_judged_alike(
         tmp_path / "own.jsonl",
         {"question": question, "answer": answer, "id": "q"},
         {"prompt": question, "completion": f" {answer}\n", "id": "p"},
-        said(("user", question), ("assistant", answer), id="m"),
+        conversation(("user", question), ("assistant", answer), id="m"),
     )
     table = tmp_path / "own.csv"
     quoted = [text.replace('"', '""') for text in (question, answer)]
@@ -75,7 +75,7 @@ def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_wo
 
 def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_path: Path) -> None:
     talk = [("developer", "Be brief."), ("user", "Hi, I am Jo."), ("assistant", "Hello Jo."), ("user", "Who am I?")]
-    (item,) = read_items(lines(tmp_path / "own.jsonl", said(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
+    (item,) = read_items(lines(tmp_path / "own.jsonl", conversation(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
     before = (Message("system", "Be brief."), Message("user", "Hi, I am Jo."), Message("assistant", "Hello Jo."))
     assert (item.question, item.answer, item.context) == ("Who am I?", "Jo", before)
     system, *turns = prompt_messages(item, "full")
@@ -87,7 +87,7 @@ def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_p
 
 
 def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
-    talks = [said(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
+    talks = [conversation(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
     one, other = read_items(lines(tmp_path / "own.jsonl", *talks))
     assert one.id != other.id and Candidate(one).key != Candidate(other).key
 
@@ -95,16 +95,16 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        (said(("user", "a")), "must end with the user's question and the assistant's answer"),
+        (conversation(("user", "a")), "must end with the user's question and the assistant's answer"),
         ({"messages": "a"}, '"messages" must be a list'),
-        (said(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
-        (said(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
-        (said(("user", [{"type": "image_url"}]), ("assistant", "c")), "message 1 something else than text"),
-        (said(("user", "a"), ("tool", "b"), ("assistant", "c")), "message 2 calls a tool"),
+        (conversation(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
+        (conversation(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
+        (conversation(("user", [{"type": "image_url"}]), ("assistant", "c")), "message 1 something else than text"),
+        (conversation(("user", "a"), ("tool", "b"), ("assistant", "c")), "message 2 calls a tool"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}]}, "message 2 calls a tool"),
-        (said(("user", "a"), ("assistant", "b"), tools=[{}]), '"tools" cannot be learned'),
+        (conversation(("user", "a"), ("assistant", "b"), tools=[{}]), '"tools" cannot be learned'),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}, "weight 0"),
-        (said(("user", "a"), ("assistant", "b"), prompt="a"), 'stands beside "prompt"|"messages" stands beside'),
+        (conversation(("user", "a"), ("assistant", "b"), prompt="a"), 'stands beside "prompt"|"messages" stands beside'),
         ({"prompt": "a", "answer": "b"}, '"answer" does not go with "prompt"'),
         ({"question": "a", "completion": "b"}, '"completion" does not go with "question"'),
         ({"prompt": "a", "completion": ""}, '"completion" must be a non-empty text'),

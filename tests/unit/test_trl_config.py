@@ -79,7 +79,7 @@ def test_the_launch_files_have_the_papers_settings(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
@@ -87,10 +87,10 @@ def test_the_launch_files_have_the_papers_settings(name):
         ("agent: {phases: []}", "name at least one phase"),
     ],
 )
-def test_invalid_configuration_is_refused_in_one_line(text, told, tmp_path):
+def test_invalid_configuration_is_refused_in_one_line(text, message, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         resolve_run(path)
 
 
@@ -252,20 +252,20 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda line: b"\xff\x00\xfe", "is no text"),
         (lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"'), "line 2: not a step"),
     ],
 )
-def test_unreadable_events_are_no_difference(change, told, tmp_path, capsys):
+def test_unreadable_events_are_no_difference(change, message, tmp_path, capsys):
     run = write_run(tmp_path / "a", [0.3, 0.3])
     events = run / "events.jsonl"
     head, first, *rest = events.read_bytes().split(b"\n")
     events.write_bytes(b"\n".join([head, change(first), *rest]))
     assert main(["compare", str(run), "--with", str(run)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert told in line
+    assert message in line
 
 
 def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:
@@ -282,10 +282,10 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
     assert (several.runs_a, several.runs_b, several.agree) == (2, 2, True)
     result = compare([a], [other])
-    told = {one.measure: one for one in result.differences}
-    assert not told["assist_rate"].agree
-    assert not told["dual at the end"].agree
-    assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
+    differences = {one.measure: one for one in result.differences}
+    assert not differences["assist_rate"].agree
+    assert not differences["dual at the end"].agree
+    assert differences["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
     assert "not the same" in result.text()
 
 

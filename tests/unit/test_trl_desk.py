@@ -39,7 +39,7 @@ async def make(world: TrlWorld, desk, step: int, groups=None) -> list[Verdict | 
     return verdicts
 
 
-def steps_told(world: TrlWorld) -> list[StepFinished]:
+def finished_steps(world: TrlWorld) -> list[StepFinished]:
     return [event for event in world.sink.events if isinstance(event, StepFinished)]
 
 
@@ -75,7 +75,7 @@ async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
     await desk.close(2)
     await desk.write_down(2, TrainerNumbers())
     assert await desk.open(3) == pytest.approx(0.5 + 0.1 * (0.5 - 0.25))
-    assert [(step.control.dual_before, step.control.dual_after) for step in steps_told(world)] == [
+    assert [(step.control.dual_before, step.control.dual_after) for step in finished_steps(world)] == [
         (0.5, 0.5),
         (0.5, pytest.approx(0.525)),
     ]
@@ -90,7 +90,7 @@ async def test_failed_call_drops_its_responses_and_reweights_the_rest(world):
     assert [one.weight for one in verdicts[1:]] == [3 / 2] * 3 + [1.0] * 4
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert (steps_told(world)[0].scores.masked, steps_told(world)[0].control.assist_rate) == (1, 1 / 8)
+    assert (finished_steps(world)[0].scores.masked, finished_steps(world)[0].control.assist_rate) == (1, 1 / 8)
 
 
 async def test_group_without_two_responses_left_is_dropped_from_the_mean(world):
@@ -137,7 +137,7 @@ async def test_a_step_that_was_killed_before_its_report_pays_nothing_twice(world
     spent = len(world.client.calls)
     await make(world, world.desk(), 1)
     assert len(world.client.calls) == spent
-    assert [step.cloud.cloud_calls for step in steps_told(world)] == [2]
+    assert [step.cloud.cloud_calls for step in finished_steps(world)] == [2]
 
 
 async def test_step_killed_after_its_report_keeps_its_number_and_the_first_answer(world):
@@ -149,14 +149,14 @@ async def test_step_killed_after_its_report_keeps_its_number_and_the_first_answe
     await make(world, world.desk(), 1)
     registered = await world.client.register("1", ["math"])
     assert (len(world.client.calls), registered.tasks[0].next_step) == (spent, 1)
-    assert len(steps_told(world)) == 1
+    assert len(finished_steps(world)) == 1
 
 
 async def test_steps_repeated_from_an_older_checkpoint_get_their_original_lambda(world):
     desk = world.desk()
     await make(world, desk, 1, [[HELP] * 4, [WRONG] * 4])
     await make(world, desk, 2)
-    spent, dual = len(world.client.calls), steps_told(world)[1].control.dual_before
+    spent, dual = len(world.client.calls), finished_steps(world)[1].control.dual_before
     again = world.desk()
     await make(world, again, 1, [[HELP] * 4, [WRONG] * 4])
     assert await again.open(2) == dual
@@ -164,9 +164,9 @@ async def test_steps_repeated_from_an_older_checkpoint_get_their_original_lambda
     await again.close(2)
     await again.write_down(2, TrainerNumbers())
     assert [one.cost for one in verdicts] == [0, 1, 0, 0, 0, 1, 0, 0]
-    assert (len(world.client.calls), len(steps_told(world))) == (spent, 2)
+    assert (len(world.client.calls), len(finished_steps(world))) == (spent, 2)
     await make(world, again, 3)
-    assert [step.step for step in steps_told(world)] == [1, 2, 3]
+    assert [step.step for step in finished_steps(world)] == [1, 2, 3]
 
 
 async def test_repeated_step_with_another_result_is_reported_and_not_sent(world):
@@ -186,6 +186,6 @@ async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_w
     assert [one is None for one in verdicts[:4]] == [False, True, False, False]
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert steps_told(world)[0].control.offline
+    assert finished_steps(world)[0].control.offline
     await make(world, desk, 2)
     assert (await world.client.register("1", ["math"])).tasks[0].next_step == 2

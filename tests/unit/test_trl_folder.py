@@ -64,7 +64,7 @@ def test_folder_with_steps_refuses_other_settings_by_name(tmp_path):
 def test_folder_with_steps_resumes_with_equal_or_equivalent_settings(tmp_path):
     out = begun(tmp_path / "run", steps=1)
     for sets in ((), ("trainer.rows_per_pass=4", "trainer.checkpoint_every=1")):
-        assert take(resolved(out, *sets)).told == ()
+        assert take(resolved(out, *sets)).notices == ()
     assert (out / "state" / "agent.sqlite").is_file()
 
 
@@ -80,35 +80,35 @@ def test_folder_with_steps_resumes_with_equal_or_equivalent_settings(tmp_path):
 )
 def test_operational_settings_and_more_steps_at_the_end_let_a_run_resume(changed: str, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
-    assert take(resolved(out, changed)).told == ()
+    assert take(resolved(out, changed)).notices == ()
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
         ("trainer.tuning=full", "trainer.tuning lora -> full"),
         ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),
     ],
 )
-def test_setting_that_makes_another_run_is_refused(changed: str, told: str, tmp_path: Path) -> None:
+def test_setting_that_makes_another_run_is_refused(changed: str, expected: str, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     with pytest.raises(UsageError) as refusal:
         take(resolved(out, changed))
-    assert f"holds a run with other settings ({told})" in str(refusal.value)
+    assert f"holds a run with other settings ({expected})" in str(refusal.value)
 
 
 def test_start_without_any_call_does_not_bind_the_folder(tmp_path):
     out = begun(tmp_path / "run")
-    assert take(resolved(out, OTHER)).told == ()
+    assert take(resolved(out, OTHER)).notices == ()
     assert not (out / "state" / "coordinator").exists()
 
 
 def test_paid_calls_of_a_cut_step_are_set_aside_and_reported(tmp_path):
     out = begun(tmp_path / "run", opened=True)
     (out / "state-1").mkdir()
-    (told,) = take(resolved(out, OTHER)).told
-    assert told.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
+    (notice,) = take(resolved(out, OTHER)).notices
+    assert notice.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
     assert (out / "state-2" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
     assert not (out / "state" / "coordinator").exists()
 
@@ -223,7 +223,7 @@ def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, fresh: bo
 
 
 @pytest.mark.parametrize(
-    ("removed", "told"),
+    ("removed", "message"),
     [
         (["state"], "holds trl/checkpoint-2 of a run whose state/ is gone"),
         (["state", "trl"], "holds trained of a run whose state/ is gone"),
@@ -231,12 +231,12 @@ def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, fresh: bo
         (["config.yaml"], r"holds a run with settings that are gone \(config.yaml\)"),
     ],
 )
-def test_incomplete_run_is_not_resumed_but_may_be_restarted(removed: list[str], told: str, tmp_path: Path) -> None:
+def test_incomplete_run_is_not_resumed_but_may_be_restarted(removed: list[str], message: str, tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     take(resolved(out))
     for name in removed:
         shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
-    with pytest.raises(UsageError, match=told) as refusal:
+    with pytest.raises(UsageError, match=message) as refusal:
         take(resolved(out))
     assert "--fresh" in refusal.value.hint
     assert (out / "metrics.csv").read_text() == "metrics.csv"
@@ -255,8 +255,8 @@ def test_incomplete_checkpoint_is_replaced_by_the_complete_one_before_it(tmp_pat
     whole, cut = write_checkpoint(out / "trl", 2), write_checkpoint(out / "trl", 3)
     (cut / "trainer_state.json").unlink()
     start = take(resolved(out))
-    assert (start.checkpoint, len(start.told)) == (whole, 1)
-    assert "trl/checkpoint-3: not written to the end; going on from trl/checkpoint-2" in start.told[0]
+    assert (start.checkpoint, len(start.notices)) == (whole, 1)
+    assert "trl/checkpoint-3: not written to the end; going on from trl/checkpoint-2" in start.notices[0]
     assert not cut.exists()
     assert (out / "trl" / "broken-checkpoint-3" / "optimizer.pt").is_file()
     assert take(resolved(out)) == Start(whole, ())
@@ -265,6 +265,6 @@ def test_incomplete_checkpoint_is_replaced_by_the_complete_one_before_it(tmp_pat
 def test_steps_of_other_weights_by_the_same_name_are_not_resumed(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     take(resolved(out), model="model-0123456789ab")
-    assert take(resolved(out), model="model-0123456789ab").told == ()
+    assert take(resolved(out), model="model-0123456789ab").notices == ()
     with pytest.raises(UsageError, match=r"other weights \(model-0123456789ab, not model-ba9876543210\)"):
         take(resolved(out), model="model-ba9876543210")

@@ -154,7 +154,7 @@ def test_a_number_names_an_option_only_where_the_question_numbers_them(first: in
     question = NUMBERED.format(*range(first, first + 3))
     for reference in ("B", str(first + 1), "iron"):
         numbered = replace(item(reference, AnswerKind.CHOICE, METALS), question=question)
-        verdicts = {said: VerifierByKind().is_correct(numbered, f"\\boxed{{{said}}}") for said in ("0", "1", "2", "B", "iron")}
+        verdicts = {named: VerifierByKind().is_correct(numbered, f"\\boxed{{{named}}}") for named in ("0", "1", "2", "B", "iron")}
         assert verdicts == {"0": False, "1": first == 0, "2": first == 1, "B": True, "iron": True}
     assert "\nA. " not in compact_question(numbered), "a question that lists its options is asked as it came"
     assert "the number of the right option" in user_prompt(numbered)

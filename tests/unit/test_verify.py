@@ -448,13 +448,13 @@ async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies
 
 
 async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for begins, told in ((True, "had begun"), (False, "did not begin")):
+    for begins, message in ((True, "had begun"), (False, "did not begin")):
         store = MemoryLedgerStore(NOW)
         await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "_begin_price", lambda self, task, begins=begins: begins)
             await _met_and_used(store)
-        assert any(told in line for line in verify(store.tables).differences)
+        assert any(message in line for line in verify(store.tables).differences)
 
 
 async def test_ledger_of_a_running_coordinator_can_be_verified(tmp_path: Path) -> None:

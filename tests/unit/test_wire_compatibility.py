@@ -26,16 +26,16 @@ def _type_of(field: FieldDescriptor) -> str:
 
 def wire() -> dict[str, Any]:
     """Every message, enum and method as it travels."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for file in FILES:
         described = file.DESCRIPTOR
         for message in described.message_types_by_name.values():
-            told[message.full_name] = {f"{field.number} {field.name}": _type_of(field) for field in message.fields}
+            fields[message.full_name] = {f"{field.number} {field.name}": _type_of(field) for field in message.fields}
         for enum in described.enum_types_by_name.values():
-            told[enum.full_name] = {value.name: str(value.number) for value in enum.values}
+            fields[enum.full_name] = {value.name: str(value.number) for value in enum.values}
         for service in described.services_by_name.values():
-            told[service.full_name] = {method.name: _kind_of(method) for method in service.methods}
-    return told
+            fields[service.full_name] = {method.name: _kind_of(method) for method in service.methods}
+    return fields
 
 
 def _kind_of(method: Any) -> str:

@@ -177,8 +177,8 @@ class Part:
     @property
     def digest(self) -> str:
         """What must be equal for a stored result to count."""
-        told = {"command": self.command[1:], "job": self.job, "environment": dict(self.environment)}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        content = {"command": self.command[1:], "job": self.job, "environment": dict(self.environment)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def own_part(module: str, key: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Part:

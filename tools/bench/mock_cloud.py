@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.bench.processes import say
+from tools.bench.processes import announce
 
 HEAD_END = b"\r\n\r\n"
 INPUT_TOKENS, OUTPUT_TOKENS = 180, 96
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
 def completion(text: str = TEXT, input_tokens: int = INPUT_TOKENS, output_tokens: int = OUTPUT_TOKENS) -> bytes:
     """The body of an answer."""
-    told = {
+    reply = {
         "id": "chatcmpl-bench",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -128,7 +128,7 @@ def completion(text: str = TEXT, input_tokens: int = INPUT_TOKENS, output_tokens
             "total_tokens": input_tokens + output_tokens,
         },
     }
-    return json.dumps(told).encode()
+    return json.dumps(reply).encode()
 
 
 class MockCloud:
@@ -158,7 +158,7 @@ def _right(answers: Mapping[str, str], asked: str) -> bytes:
 
 async def serve(cloud: MockCloud) -> None:
     """Serve until killed."""
-    say({"port": await HttpServer(cloud.handle).listen()})
+    announce({"port": await HttpServer(cloud.handle).listen()})
     await asyncio.Event().wait()
 
 

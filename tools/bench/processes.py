@@ -76,7 +76,7 @@ class Server:
     """A running server: its process, what it said when it was ready, and the seconds from its start to that."""
 
     process: subprocess.Popen[bytes]
-    told: Mapping[str, Any]
+    ready: Mapping[str, Any]
     start_s: float
 
     @property
@@ -100,17 +100,17 @@ def running(
         output = subprocess.PIPE if ready is None else errors
         process = _started(command, {**os.environ, **(environment or {})}, folder, output=output, errors=errors)
         try:
-            told = _first_line(process, log) if ready is None else _until(ready, process, log)
-            yield Server(process, told, time.monotonic() - began)
+            announced = _first_line(process, log) if ready is None else _until(ready, process, log)
+            yield Server(process, announced, time.monotonic() - began)
         finally:
             end_session(process)
             if process.stdout is not None:
                 process.stdout.close()
 
 
-def say(told: Mapping[str, Any]) -> None:
+def announce(fields: Mapping[str, Any]) -> None:
     """Tell whoever started this process that it is ready."""
-    print(json.dumps(told), flush=True)
+    print(json.dumps(fields), flush=True)
 
 
 def _first_line(process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any]:
@@ -118,8 +118,8 @@ def _first_line(process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any
     line = process.stdout.readline()
     if not line:
         raise ProcessFailed(f"a server did not start: {last_line(log)}", hint=f"see {log}")
-    told: Mapping[str, Any] = json.loads(line)
-    return told
+    announced: Mapping[str, Any] = json.loads(line)
+    return announced
 
 
 def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any]:

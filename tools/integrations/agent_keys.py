@@ -91,7 +91,7 @@ class NotHeld:
     """A setting of the agent that does not hold: its dotted key, and in words what it must be and why."""
 
     key: str
-    told: str
+    refusal: str
 
 
 def not_held(config: AgentConfig, refused: Mapping[str, str]) -> NotHeld | None:

@@ -20,7 +20,7 @@ from tools.bench.coordinator.plan import DELAY_S, FULL, QUICK, ROWS, SOAK, Plan,
 from tools.bench.harness import Part, Results, Row, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
-MEMORY_LOOKS = 10
+MEMORY_SAMPLES = 10
 SOAK_LOOKS = 8
 
 
@@ -49,8 +49,8 @@ class Bench:
 
     def memory(self) -> Row:
         """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
-        looks = [{**calls_phase(self.plan), "phase": f"calls-{look}"} for look in range(MEMORY_LOOKS)]
-        counted = [{**look, "calls": self.plan.memory_calls // MEMORY_LOOKS, "warmup_s": 0.0} for look in looks]
+        samples = [{**calls_phase(self.plan), "phase": f"calls-{sample}"} for sample in range(MEMORY_SAMPLES)]
+        counted = [{**sample, "calls": self.plan.memory_calls // MEMORY_SAMPLES, "warmup_s": 0.0} for sample in samples]
         ours = [self.results.measure(self._part("ours", "memory/ours", counted))]
         peer = [self.results.measure(self._part("litellm", "calls/litellm/1"))] if self.litellm else []
         return rows.memory_row(ours, peer)

@@ -91,7 +91,7 @@ def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str]
     from coordinator.ledger.stores.sqlite import open_read_only
     from coordinator.ledger.verify import verify_file
 
-    books, told = Books(), set(acknowledged)
+    books, acked = Books(), set(acknowledged)
     with open_read_only(ledger) as rows:
         for entry in rows.journal_after(0):
             books.take(entry.kind, entry.data())
@@ -100,9 +100,9 @@ def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str]
     return Audit(
         entries=books.entries,
         upstream_requests=len(upstream_log),
-        acknowledged=len(told),
+        acknowledged=len(acked),
         overspends=books.overspends,
-        lost=sum(not books.resolved[billing] for billing in sent) + len(told - paid),
+        lost=sum(not books.resolved[billing] for billing in sent) + len(acked - paid),
         doubled=sum(count > 1 for tally in (sent, books.resolved, books.charged_groups) for count in tally.values()),
         undercharged=sum(charge != cost for charge in books.charges.values()),
         differences=verify_file(ledger).difference_count,

@@ -21,7 +21,7 @@ from typing import Any
 
 from tools.bench.coordinator.measure import loaded
 from tools.bench.coordinator.services import Started, coordinator, device_tokens
-from tools.bench.processes import cpu_s, memory_mib, own, running, say, scratch_folder
+from tools.bench.processes import announce, cpu_s, memory_mib, own, running, scratch_folder
 
 CLIENTS = 4
 AT_ONCE = 64
@@ -51,7 +51,7 @@ async def watch_all(address: str, tokens: Sequence[str]) -> None:
             return watch
 
     watches = await asyncio.gather(*map(connect, tokens))
-    say({"connected": len(watches)})
+    announce({"connected": len(watches)})
     await asyncio.gather(*map(_read_on, watches))
 
 
@@ -104,7 +104,7 @@ def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: con
         file = scratch / f"idle-{number}.job"
         file.write_text(json.dumps({"address": service.target, "tokens": device_tokens(service.ledger.parent, names)}))
         client = stack.enter_context(running(own("coordinator.idle", str(file)), scratch / f"idle-{number}.log"))
-        total += client.told["connected"]
+        total += client.ready["connected"]
     return total
 
 

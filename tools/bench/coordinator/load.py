@@ -136,8 +136,8 @@ class HttpService:
             self._streams[worker] = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams[worker]
         message = {"role": "user", "content": f"{self._phase} {number}. {PROMPT}"}
-        told = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
-        body = json.dumps(told).encode()
+        request = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
+        body = json.dumps(request).encode()
         head = f"POST {CALLS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self._authorization}Content-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode("ascii") + body)
         status, answer = await _answer(reader)
@@ -205,7 +205,7 @@ class Tally:
             if len(self.seconds) == self.wanted:
                 self.enough.set()
 
-    def told(self, spent: Mapping[str, float]) -> dict[str, Any]:
+    def summed(self, spent: Mapping[str, float]) -> dict[str, Any]:
         """As JSON."""
         return {"calls": len(self.seconds), "spent_s": dict(spent), "ms": summary(self.seconds), "errors": dict(self.errors)}
 
@@ -231,10 +231,10 @@ async def for_a_while(
     tally.measuring = True
     await (tally.enough.wait() if tally.wanted else asyncio.sleep(job["seconds"]))
     tally.measuring = False
-    told = tally.told(meter.read())
+    result = tally.summed(meter.read())
     over.set()
     await asyncio.gather(*workers)
-    return told | {"errors": dict(tally.errors)}
+    return result | {"errors": dict(tally.errors)}
 
 
 async def unary(act: Act, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
 
     meter.begin()
     await asyncio.gather(*(work(worker) for worker in range(concurrency)))
-    return tally.told(meter.read())
+    return tally.summed(meter.read())
 
 
 async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +275,7 @@ async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(job["slice_calls"] if direct else 0):
             assert direct is not None
             await beside.one(direct.call, 0, next(numbers))
-    return through.told(meter.read()) | {"direct_ms": summary(beside.seconds)}
+    return through.summed(meter.read()) | {"direct_ms": summary(beside.seconds)}
 
 
 async def batches(service: GrpcService, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,16 +337,16 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     gc.freeze()
     match job["kind"]:
         case "latency":
-            told = await latency(service, job)
+            result = await latency(service, job)
         case "calls":
-            told = await unary(service.call, job)
+            result = await unary(service.call, job)
         case "budget":
-            told = await unary(service.budget, job)
+            result = await unary(service.budget, job)
         case "batch":
-            told = await batches(service, job)
+            result = await batches(service, job)
         case "close":
             await exactly(service.open_numbered, job["count"], job["concurrency"], {})
-            told = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
+            result = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
         case other:
             raise ValueError(f"unknown load {other!r}")
-    return told | {"acked": getattr(service, "acked", [])}
+    return result | {"acked": getattr(service, "acked", [])}

@@ -148,7 +148,7 @@ class Crowd:
         await client.open_step(f"soak-{number % 16}", 0, 8, 8, 0.3)
 
 
-def look(server: Server, metrics_url: str) -> list[float]:
+def sample(server: Server, metrics_url: str) -> list[float]:
     """The coordinator's process as it is now: open descriptors, threads, asyncio tasks, and resident MiB."""
     import psutil
 
@@ -180,7 +180,7 @@ async def at_rest(url: str) -> bool:
 
 async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCloud, tokens: Sequence[str]) -> dict[str, Any]:
     """Stretches of load with a look after each."""
-    crowd, looks, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
+    crowd, samples, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
     stretch_s = max(1.0, 60.0 * job["minutes"] / job["looks"] - 5.0)
     for number in range(job["looks"]):
         goes = asyncio.create_task(_come_and_go(cloud, stretch_s))
@@ -188,9 +188,9 @@ async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCl
         await goes
         gc.collect()  # gRPC closes a channel's connection when the last of its calls is collected
         rested = await at_rest(url) and rested
-        looks.append(await asyncio.to_thread(look, server, url))
-        print(f"look {number + 1} of {job['looks']}: {looks[-1]}", flush=True)
-    return {"looks": looks, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
+        samples.append(await asyncio.to_thread(sample, server, url))
+        print(f"look {number + 1} of {job['looks']}: {samples[-1]}", flush=True)
+    return {"looks": samples, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
 
 
 async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
@@ -231,6 +231,6 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
     began = time.monotonic()
     with scratch_folder(job) as scratch:
-        told = asyncio.run(measured(job, scratch))
+        result = asyncio.run(measured(job, scratch))
         report = verify_file(scratch / "state" / LEDGER_FILE)
-    return told | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}
+    return result | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}

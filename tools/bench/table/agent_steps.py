@@ -41,17 +41,17 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Take an event."""
-        told = event.to_json()
+        fields = event.to_json()
         if event.kind == "step_progress":
-            self.memory.part(told["part"])
+            self.memory.part(fields["part"])
         elif event.kind == "run_started":
             self.memory.part("rollout")
         elif event.kind == "notice":
-            self.notices.append(told["text"])
+            self.notices.append(fields["text"])
         elif event.kind == "step_finished":
             now = time.perf_counter()
-            self.steps.append({**told, "seconds": now - self.ended})
-            print(f"step {told['step']}: {now - self.ended:.2f} s", flush=True)
+            self.steps.append({**fields, "seconds": now - self.ended})
+            print(f"step {fields['step']}: {now - self.ended:.2f} s", flush=True)
             self.ended = now
             self.memory.part("rollout")
 
@@ -189,7 +189,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         cloud = watches.enter_context(answering(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
-        async with build(config_of(job, cloud.told["port"] if cloud else None), job, recorder, counted) as agent:
+        async with build(config_of(job, cloud.ready["port"] if cloud else None), job, recorder, counted) as agent:
             loaded = memory_now()
             served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
             recorder.ended = time.perf_counter()

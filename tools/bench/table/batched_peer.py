@@ -35,8 +35,8 @@ def seconds_of(output: str, prompts: int) -> float:
     """What the rollouts take: every prompt, then the decodes. Raises ValueError when there is no measurement in the output."""
     for line in output.splitlines():
         if line.startswith("{") and '"t_tg"' in line:
-            told = json.loads(line)
-            return prompts * float(told["t_pp"]) + float(told["t_tg"])
+            speeds = json.loads(line)
+            return prompts * float(speeds["t_pp"]) + float(speeds["t_tg"])
     raise ValueError(f"no measurement in the bench's output: {output[-300:]!r}")
 
 

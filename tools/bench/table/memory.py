@@ -53,7 +53,7 @@ class MemoryWatch:
     def __init__(self, every_s: float = 0.02, *, count_pages_once: bool = False) -> None:
         """`count_pages_once` looks at the page tables once a second, which costs some milliseconds a GB."""
         self._every_s = every_s
-        self._looks_a_second = round(1.0 / every_s) if count_pages_once else 0
+        self._samples_per_s = round(1.0 / every_s) if count_pages_once else 0
         self._file_once = 0.0
         self._peaks: dict[str, dict[str, float]] = {}
         self._stop = threading.Event()
@@ -80,12 +80,12 @@ class MemoryWatch:
         return self._peaks
 
     def _loop(self) -> None:
-        looks = 0
+        samples = 0
         while not self._stop.wait(self._every_s):
             self._look()
-            if self._looks_a_second and looks % self._looks_a_second == 0:
+            if self._samples_per_s and samples % self._samples_per_s == 0:
                 self._file_once = max(self._file_once, file_pages_once())
-            looks += 1
+            samples += 1
 
     def _look(self) -> None:
         now = memory_now()

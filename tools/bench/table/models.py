@@ -85,14 +85,14 @@ def make_random(folder: Path, shape: str, quantisations: Sequence[str], transfor
         folder.mkdir(parents=True, exist_ok=True)
         spec, half = spec_of(shape), gguf_file(folder, shape, "F16")
         if not half.exists():
-            say(f"{shape}: random weights")
+            progress(f"{shape}: random weights")
             write_random_gguf(spec, half)
         for kind, file in zip(quantisations, wanted, strict=True):
             if not file.exists():
-                say(f"{shape}: {kind}")
+                progress(f"{shape}: {kind}")
                 quantise(half, file, kind)
         if transformers and not peer.exists():
-            say(f"{shape}: for transformers")
+            progress(f"{shape}: for transformers")
             write_hf_folder(half, peer, "bfloat16" if spec.width > LARGE_WIDTH else "float32")
         if "F16" not in quantisations:
             half.unlink()
@@ -205,7 +205,7 @@ def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     """A line for whoever watches."""
     print(text, flush=True)
 

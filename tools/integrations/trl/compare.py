@@ -109,8 +109,8 @@ def read_steps(folder: Path) -> dict[int, StepFinished]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        told = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
-        raise UsageError(told, hint="give the folder of --out") from error
+        message = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
+        raise UsageError(message, hint="give the folder of --out") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown(str(path))} is no text", hint="give the folder of a run that wrote it") from error
     events = [(number, event) for number, event in enumerate(map(_parsed, lines), 1) if event.get("kind") == StepFinished.kind]
@@ -150,11 +150,11 @@ def _notes(
         if whole and Counter(seeds[0]) != Counter(seeds[1])
         else []
     )
-    for name, told in ABOUT.items():
+    for name, fields in ABOUT.items():
         steps = zip(*a, *b, strict=True)
-        other = next((step for step in steps if len({told(one) for one in step}) > 1), None)
+        other = next((step for step in steps if len({fields(one) for one in step}) > 1), None)
         if other is not None:
-            values = list(dict.fromkeys(str(told(one)) for one in other))
+            values = list(dict.fromkeys(str(fields(one)) for one in other))
             notes.append(f"in step {other[0].step} {name} is {' and '.join(map(shown, values))}")
     return tuple(notes)
 

@@ -66,7 +66,7 @@ class TrlConfig(Section):
         if any(phase.steps is None for phase in self.agent.phases):
             raise ValueError("agent.phases: each phase needs a number of steps")
         if refused := not_held(self.agent, REFUSED_BY_TRL):
-            raise ValueAt(("agent", *refused.key.split(".")), f"agent.{refused.key} {refused.told}")
+            raise ValueAt(("agent", *refused.key.split(".")), f"agent.{refused.key} {refused.refusal}")
         return self
 
     @property

@@ -151,8 +151,8 @@ class Desk:
         opened = self._as_written_down(plan) if again else await self._opened(plan)
         if plan.phase_step == 1 and not again:
             steps = self._phases[plan.phase] if plan.phase < len(self._phases) else None
-            told = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
-            self._sink.emit(PhaseStarted(*told))
+            fields = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
+            self._sink.emit(PhaseStarted(*fields))
         self._now = _Underway(plan, opened, began, again, [])
         return opened.dual
 

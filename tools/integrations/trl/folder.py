@@ -62,7 +62,7 @@ class Start:
     """Where a run begins: the checkpoint that it goes on from, if any, and lines that a person should read."""
 
     checkpoint: Path | None
-    told: tuple[str, ...]
+    notices: tuple[str, ...]
 
 
 class HeldFolder:
@@ -132,14 +132,14 @@ class HeldFolder:
         with open_state(self.out) as state:
             _bind_model(self.out, state, model)
         whole, broken = newest_whole(checkpoints(self.out / "trl"))
-        told = [aside] if aside else []
+        notices = [aside] if aside else []
         if broken:
             names = ", ".join(f"trl/{one.folder.name}" for one in broken)
             where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
-            told.append(f"{names}: not written to the end; going on from {where}")
+            notices.append(f"{names}: not written to the end; going on from {where}")
         for one in broken:
             set_broken_aside(one)
-        return Start(None if whole is None else whole.folder, tuple(told))
+        return Start(None if whole is None else whole.folder, tuple(notices))
 
 
 def open_state(out: Path) -> StateFolder:
@@ -206,11 +206,11 @@ def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
         made = state.position().steps_done
     if any(one.step > made for one in checkpoints(out / "trl")):
         raise UsageError(f"{shown(str(out))} holds {newest}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW)
-    told = _other_settings(out, resolved)
-    if told and made:
+    difference = _other_settings(out, resolved)
+    if difference and made:
         hint = _ANOTHER if (out / "config.yaml").is_file() else _BACK_OR_ANEW
-        raise UsageError(f"{shown(str(out))} holds a run with {told}", hint=hint)
-    return told
+        raise UsageError(f"{shown(str(out))} holds a run with {difference}", hint=hint)
+    return difference
 
 
 def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
@@ -226,15 +226,15 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
         {key: value for key, value, _ in one.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE and value != {}}
         for one in (before, resolved)
     )
-    told = other_settings(before.config.agent, resolved.config.agent, under="agent.")
+    difference = other_settings(before.config.agent, resolved.config.agent, under="agent.")
     for key in {**then, **now}:
         if then.get(key) != now.get(key):
-            told = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
+            difference = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
             break
-    return f"other settings ({told})" if told else ""
+    return f"other settings ({difference})" if difference else ""
 
 
-def _leave_behind(out: Path, told: str) -> str:
+def _leave_behind(out: Path, difference: str) -> str:
     """Begin anew beside a state in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
     state = out / "state"
     with open_state(out) as opened:
@@ -244,7 +244,7 @@ def _leave_behind(out: Path, told: str) -> str:
         return ""
     aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
     state.rename(aside)
-    return f"a start with {told} made no step; what it asked for stands in {aside}"
+    return f"a start with {difference} made no step; what it asked for stands in {aside}"
 
 
 def _bind_model(out: Path, state: StateFolder, model: str) -> None:

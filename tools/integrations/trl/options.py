@@ -120,8 +120,8 @@ def _require_float32(options: Mapping[str, Any], *, full: bool) -> None:
 def _require_stops(options: Mapping[str, Any]) -> None:
     """Of what the sampler may be told beside, a stop at the beginning of a step, which vLLM alone knows."""
     given = options.get("generation_kwargs") or {}
-    told = given.get("stop", []) if isinstance(given, Mapping) else []
-    stops = told if isinstance(told, list) else [told]
+    given_stop = given.get("stop", []) if isinstance(given, Mapping) else []
+    stops = given_stop if isinstance(given_stop, list) else [given_stop]
     if not isinstance(given, Mapping) or set(given) - _STOPS or not all(_STOP.fullmatch(str(stop)) for stop in stops):
         raise _wrong("generation_kwargs", given, 'rollouts are not changed but for stop: ["Step 5:"], behind the last step')
     if given and options.get("use_vllm") is not True:

@@ -59,19 +59,19 @@ class Processes:
         from accelerate.utils import broadcast_object_list
 
         failure: Exception | None = None
-        told: list[Any] = [None, ""]
+        outcome: list[Any] = [None, ""]
         if self.is_main:
             try:
-                told[0] = make()
+                outcome[0] = make()
             except Exception as error:
-                failure, told[1] = error, str(error) or type(error).__name__
+                failure, outcome[1] = error, str(error) or type(error).__name__
         if self.count > 1:
-            broadcast_object_list(told, from_process=0)
+            broadcast_object_list(outcome, from_process=0)
         if failure is not None:
             raise failure
-        if told[1]:
-            raise MainFailed(f"the main process failed: {told[1]}")
-        return cast(T, told[0])
+        if outcome[1]:
+            raise MainFailed(f"the main process failed: {outcome[1]}")
+        return cast(T, outcome[0])
 
 
 def _require_connected(started: int, connected: int) -> None:

@@ -154,7 +154,7 @@ class _MainProcess:
         assert self._held is not None
         own = Path(prepared.model).name if bundled_name(self._config.model) else ""
         with self._held.beginning(own) as start:
-            self._stream.writelines(f"{line}\n" for line in start.told)
+            self._stream.writelines(f"{line}\n" for line in start.notices)
             self._open = self._opened(prepared)
         self._steps.give(self._open.desk, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)

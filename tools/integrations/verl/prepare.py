@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
         )
     except EdgeError as error:
-        _tell("")
+        _report("")
         print(f"error: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
-    _tell("")
+    _report("")
     print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
     return 0
 
@@ -139,11 +139,11 @@ def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, pro
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-            _tell(f"{split}: {written} of {expected} rows")
+            _report(f"{split}: {written} of {expected} rows")
     return written
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     """One line on a terminal, which the next one replaces; nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

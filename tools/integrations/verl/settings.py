@@ -123,7 +123,7 @@ def _require_held(resolved: Resolved[AgentConfig]) -> None:
     from tools.integrations.agent_keys import REFUSED_BY_VERL, not_held
 
     if refused := not_held(resolved.config, REFUSED_BY_VERL):
-        raise resolved.placed(ConfigError(f"{refused.key} {refused.told}"))
+        raise resolved.placed(ConfigError(f"{refused.key} {refused.refusal}"))
 
 
 def _section(config: Any) -> _Section:

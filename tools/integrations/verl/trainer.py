@@ -62,9 +62,9 @@ class DagrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         step = self.steps.now
         outcomes, rewards_N, groups_N = _scored(batch)
         self.steps.report(outcomes.units)
-        told = outcomes.metrics(rewards_N, groups_N, step.dual)
-        told |= {"dual": step.dual, "target_rate": step.target_rate, "step": float(step.task_step)}
-        metrics.update({f"dagrpo/{name}": value for name, value in told.items()})
+        values = outcomes.metrics(rewards_N, groups_N, step.dual)
+        values |= {"dual": step.dual, "target_rate": step.target_rate, "step": float(step.task_step)}
+        metrics.update({f"dagrpo/{name}": value for name, value in values.items()})
         with priced(Priced(outcomes.costs, outcomes.left_out, step.dual)):
             return super()._compute_advantage(batch, metrics)
 
