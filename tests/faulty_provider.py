@@ -1,4 +1,4 @@
-"""A CloudProvider that fails in ways drawn from a seed. `log` tells what really happened, which may differ from what the call showed: a
+"""A CloudProvider that fails in ways drawn from a seed. `log` records what really happened, which may differ from what the call showed: a
 time-out may hide an answer that was billed.
 """
 
@@ -80,7 +80,7 @@ FAULTS = tuple(each.name for each in fields(FaultRates))
 
 @dataclass(slots=True)
 class UpstreamEntry:
-    """One request as the upstream knows it. `billed` is what it really costs; None where it was not executed."""
+    """One request as the upstream sees it. `billed` is its real cost; None where it was not executed."""
 
     billing_key: str
     model: str
@@ -90,7 +90,7 @@ class UpstreamEntry:
 
 @dataclass(slots=True)
 class _Plan:
-    """What one request will meet: everything that is drawn, drawn at once."""
+    """The faults of one request, all drawn in advance."""
 
     entry: UpstreamEntry
     text: str
@@ -172,7 +172,7 @@ class FaultyProvider:
 
 
 def _refuse(plan: _Plan) -> None:
-    """What is certainly not executed. Raises ProviderError."""
+    """Fail without executing. Raises ProviderError."""
     match plan.entry.fault:
         case "refuse":
             raise ProviderError("the upstream cannot be reached", kind="refused", executed=False)
@@ -184,7 +184,7 @@ def _refuse(plan: _Plan) -> None:
 
 
 async def _fail_late(plan: _Plan, end: float) -> None:
-    """What is perhaps, or certainly, executed but gives no answer. Raises ProviderError."""
+    """Fail after a possible or certain execution, without an answer. Raises ProviderError."""
     match plan.entry.fault:
         case "timeout_before" | "timeout_after":
             await _wait(_MOST_LATE_S, end)

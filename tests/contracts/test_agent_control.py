@@ -1,4 +1,4 @@
-"""`AgentControl` as commands use it: a running agent over HTTP and a state folder at rest give the same answers and refuse alike."""
+"""`AgentControl` as commands use it: a running agent over HTTP and an idle state folder give the same answers and the same refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every CoordinatorClient promises: the scripted one, and the gRPC one against a coordinator in this process."""
+"""The contract of CoordinatorClient, for the scripted client and for the gRPC client with a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = {"controller": "paper", "target_rate": TAU, "dual_init": DUAL, "dual_lr":
 
 
 def scripted_answer(asked: CloudCall) -> str | ScriptedReply:
-    """What the coordinator's provider in these tests answers."""
+    """The answer of the coordinator's provider in these tests."""
     return ScriptedReply("", "tool_calls", CALLED) if asked.openai_json else asked.messages[-1].content.upper()
 
 

@@ -1,4 +1,4 @@
-"""What every inference backend promises (edge/inference/backend.py), run over each of them."""
+"""The contract of inference backends (edge/inference/backend.py), run for each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every learner promises (edge/training/learner.py)."""
+"""The contract of learners (edge/training/learner.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of LedgerStore for the rule of λ beyond η: k_p, its window and a ceiling; over every store."""
+"""The contract of LedgerStore for the proportional rule of λ (k_p, window and ceiling), for every store."""
 # ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations

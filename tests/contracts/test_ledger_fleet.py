@@ -1,4 +1,4 @@
-"""The contract of LedgerStore where devices share: prices, budgets with floors, answers; over every store."""
+"""The contract of LedgerStore for shared prices, budgets with floors and shared answers, for every store."""
 # ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ async def test_change_of_a_shared_price_by_another_device_is_a_new_budget_versio
 
 @pytest.mark.parametrize("scope", ["global", "fleet", "fleet_all"])
 async def test_existing_shared_price_is_not_changed_by_its_first_user(store: LedgerStore, scope: str) -> None:
-    """A version of a budget stands for one λ, also before the first step."""
+    """A version of a budget has exactly one λ, also before the first step."""
     await store.reserve(reserve_request("k0", task="code", price=price_key(scope, "d1", "code"), initial_dual=0.5))
     first = await store.get_task("d1", "code")
     other = {"device": "d1", "task": "qa"} if scope == "global" else {"device": "d2", "task": "code"}
@@ -182,7 +182,7 @@ def fair(limit: int, share: float = 0.5) -> BudgetTerms:
 
 
 async def spend(store: LedgerStore, device: str, calls: int, terms: BudgetTerms, label: str = "") -> int:
-    """Ask for this many calls and settle them; returns how many were let through."""
+    """Make and settle this many calls; returns how many were allowed."""
     granted = 0
     for number in range(calls):
         key = f"{label}{number}"

@@ -1,4 +1,4 @@
-"""The contract of LedgerStore, over every store."""
+"""The contract of LedgerStore, for every store."""
 
 from __future__ import annotations
 

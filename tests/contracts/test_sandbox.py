@@ -1,4 +1,4 @@
-"""The contract of Sandbox, over every backend that works here (also `none`, for what is not about isolation)."""
+"""The contract of Sandbox, for every backend that works here (also `none`, where isolation does not matter)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_kill_right_after_start_leaves_nothing(sandbox: Sandbox) -> None:
 
 
 def test_temporary_files_fail_in_the_same_way_everywhere(sandbox: Sandbox) -> None:
-    """A verdict must not depend on which sandbox there is."""
+    """A verdict must not depend on the available sandbox."""
     boot = """
 import tempfile
 for make in (tempfile.TemporaryFile, tempfile.mkdtemp, lambda: open('made', 'w'), lambda: open('/tmp/made', 'w')):
@@ -202,7 +202,7 @@ if arguments[0] == "run":
 def test_container_runs_without_network_privileges_or_downloads_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime is a stand-in that runs the same interpreter; the real one is tried by the long tests where there is one."""
+    """The container runtime is a stand-in that runs the same interpreter; long tests use a real one where there is one."""
     from edge.verifiers.sandbox.container import Container
 
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""The contract of TaskSource, over every built-in source."""
+"""The contract of TaskSource, for every built-in source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-written products and gradients of the decoder, against autograd's own of the plain expressions."""
+"""The hand-written products and gradients of the decoder, compared with autograd on the plain expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: converted exactly for both architectures, swapped atomically, refused with one line."""
+"""Adapters: exact conversion for both architectures, atomic swaps, refusals of one line."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ async def test_swaps_under_load_never_mix_versions(backend: LlamaCppBackend, tin
 
 
 def broken_adapters(folder: Path, model: TinyModel) -> dict[str, Path]:
-    """Adapter folders that cannot be used, by what is wrong; those made of the good one's parts are loaded by llama.cpp, which then
-    answers nothing sensible with them."""
+    """Unusable adapter folders, by the defect. Those made of parts of the good adapter are loaded by llama.cpp, which then gives
+    nonsense."""
     good = folder / "good" / "adapter.gguf"
     write_adapter(good.parent, model, 1)
     other = write_tiny_model(folder / "other.gguf", "llama" if model.architecture == "qwen2" else "qwen2")

@@ -1,4 +1,4 @@
-"""The models of the bench: one set of random weights for llama.cpp, for our trainer and for transformers, and prompts of exact lengths."""
+"""The models of the bench: one set of random weights for llama.cpp, our trainer and transformers, and prompts of exact lengths."""
 
 from __future__ import annotations
 

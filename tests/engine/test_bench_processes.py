@@ -1,4 +1,4 @@
-"""Our measured processes, each on a tiny model: what they write is what the rows of the table are made of."""
+"""The measured processes of our side, each on a tiny model: their results are enough for the rows of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled cloud LLM on real llama.cpp: determinism in company, deadlines, injection, bad files."""
+"""The bundled cloud LLM on real llama.cpp: determinism under concurrency, deadlines, prompt injection, bad files."""
 
 from __future__ import annotations
 

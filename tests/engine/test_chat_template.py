@@ -1,4 +1,4 @@
-"""Prompts: rendered by the model's own template; no text of a user becomes a control token."""
+"""Prompts are rendered by the model's own template, and no user text becomes a control token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A converted model folder is the same model: in torch, in llama.cpp, and token for token with the real tokenizers."""
+"""A converted model folder equals the original in torch and in llama.cpp, and token for token with the real tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up headers and configurations: refused in one line before llama.cpp or a loop sees them, and a row of the listing at worst."""
+"""Forged headers and configurations are refused in one line before llama.cpp reads them; in the listing they are at worst a bad row."""
 
 from __future__ import annotations
 

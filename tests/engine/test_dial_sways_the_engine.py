@@ -1,4 +1,4 @@
-"""The budget dial on the bundled model with the bundled cloud LLM: it holds its rate, and chooses better than a lot."""
+"""The budget dial on the bundled model with the bundled cloud LLM: it holds its rate and selects better than chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`doctor --measure` on the bundled model: real numbers with units, a profile that is read back, and nothing left of an interruption."""
+"""`doctor --measure` on the bundled model: real numbers with units, a profile that is read back, and no leftovers of an interruption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "l
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured is not the point here."""
+    """Shortens the measurement, whose values do not matter here."""
     monkeypatch.setattr(measure, "POINT_S", 0.01)
 
 

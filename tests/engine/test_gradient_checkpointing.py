@@ -1,4 +1,4 @@
-"""Blocks computed again in the backward pass: the same gradients, bit for bit, from less that is kept."""
+"""Recomputed blocks in the backward pass give bit-equal gradients with less memory."""
 
 from __future__ import annotations
 

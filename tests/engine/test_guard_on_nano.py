@@ -1,4 +1,4 @@
-"""The guard and learning from verdicts on the bundled model: real adapters, a real engine, an embedded coordinator."""
+"""The guard and learning from feedback on the bundled model: real adapters, a real engine, an embedded coordinator."""
 
 from __future__ import annotations
 

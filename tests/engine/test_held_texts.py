@@ -1,4 +1,4 @@
-"""What grammars hold a model to: random schemas, keywords at their bounds, UTF-8, control tokens, tools in the model's template."""
+"""Output constrained by grammars: random schemas, keywords at their bounds, UTF-8, control tokens, tools in the model's template."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nano() -> Iterator[LlamaCppBackend]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppBackend]:
-    """Random weights over single bytes: most of what it would write is not even UTF-8."""
+    """Random weights over single bytes: most unconstrained output is not even UTF-8."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     write_tiny_model(path, chat_template=TOOL_TEMPLATE, context_length=4096)
     worker = EngineWorker()
@@ -62,7 +62,7 @@ def fits(schema: Any, text: str) -> bool:
 
 @pytest.mark.parametrize("lot", range(4))
 async def test_every_answer_to_a_random_schema_validates(nano: LlamaCppBackend, lot: int) -> None:
-    """Temperature 1, so that it strays; an answer may only be cut off, and says so then."""
+    """Temperature 1 makes the model stray; an answer may only be truncated, with that finish reason."""
     whole = 0
     for seed in range(lot * SCHEMAS // 4, (lot + 1) * SCHEMAS // 4):
         schema = random_schema(Random(seed))

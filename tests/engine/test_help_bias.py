@@ -1,4 +1,4 @@
-"""The help bias of rollouts: what the sampler draws with it, and the policy that the learner moves, are one."""
+"""The help bias of rollouts: the sampler and the learner use the same biased policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervised updates on demonstrations with a real learner: they become likely, under every method's rule, and stop when they are."""
+"""Supervised updates on demonstrations with a real learner: demonstrations become likely under every method, and updates stop then."""
 
 from __future__ import annotations
 

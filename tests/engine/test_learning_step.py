@@ -1,4 +1,4 @@
-"""The real loop on the bundled models: llama.cpp, LoRA training, an embedded coordinator with its ledger. Two tiny steps."""
+"""The real loop on the bundled models with two tiny steps: llama.cpp, LoRA training, an embedded coordinator with its ledger."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_config(state: Path, *sets: str) -> AgentConfig:
 
 
 def numbers(step: StepFinished) -> dict[str, Any]:
-    """What must be equal in a repeated run."""
+    """The values that must be equal in a repeated run."""
     quiet = ("seconds", "seconds_by_part", "tokens_per_s", "at")
     return {key: value for key, value in step.to_json().items() if key not in quiet}
 

@@ -1,4 +1,4 @@
-"""The llama.cpp backend, bit for bit: what is sampled depends on the seed alone, never on what else is in flight."""
+"""The llama.cpp backend is bit-reproducible: a sample depends on its seed only, never on other requests in flight."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def one_by_one(backend: LlamaCppBackend, numbers: range, seeds: range) -> 
 
 
 async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
-    """All at once, arriving at odd moments, with served requests and a withdrawn one in between."""
+    """Concurrent requests that arrive at odd moments, with served requests and a withdrawn one in between."""
     random = stream(1, "arrivals")
 
     async def late(number: int) -> PromptGroup:

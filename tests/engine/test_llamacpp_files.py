@@ -1,4 +1,4 @@
-"""Model files that cannot be used: one clear line, and nothing printed by llama.cpp."""
+"""Unusable model files: one clear line, and no output of llama.cpp."""
 
 from __future__ import annotations
 

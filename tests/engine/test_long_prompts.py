@@ -1,4 +1,4 @@
-"""Prompts that are far too long, or made to be slow to read: they keep nobody else waiting."""
+"""Very long prompts, and prompts made to be slow to tokenise, do not block other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MLX backend: the same bits alone and in a crowd, the log-probabilities of scoring, adapters, and words from a folder."""
+"""The MLX backend: the same bits alone and in a batch, log-probabilities of scoring, adapters, and prompts of a model folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def question(number: int) -> list[Message]:
 
 
 async def crowded(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
-    """All at once, with a served request and a withdrawn one in between."""
+    """Concurrent requests, with a served request and a withdrawn one in between."""
     sample = backend.sample_group  # type: ignore[attr-defined]
     withdrawn = asyncio.create_task(sample(question(99), Sampling(max_tokens=100), range(3)))
     priorities = {number: Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT for number in numbers}

@@ -1,4 +1,4 @@
-"""Weights on MLX are those of the file: exact where a format has the same form, close where not; bad files are refused."""
+"""Weights on MLX equal those of the file: exactly where a format has the same layout, closely elsewhere; bad files are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpacked(packed: Packed) -> np.ndarray:
 
 
 def one_matrix(folder: Path, kind: gguf.GGMLQuantizationType, values: np.ndarray) -> Packed:
-    """What MLX makes of a matrix stored in this type."""
+    """The MLX form of a matrix stored in this type."""
     path, (rows, width) = folder / "one.gguf", values.shape
     spec = DecoderSpec("llama", rows, width, layers=1, heads=2, kv_heads=2, head_dim=width // 2, ffn_width=32, qkv_bias=False)
     writer = gguf.GGUFWriter(path, "llama")

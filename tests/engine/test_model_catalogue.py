@@ -1,4 +1,4 @@
-"""Names and paths of models: GGUF files and MLX folders wherever they lie, and what is said of each; graphs are made, not named."""
+"""Names and paths of models: GGUF files and MLX folders in any place, and their descriptions; graphs are exported, not named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled models as files: llama.cpp and torch read the same tokens and the same weights out of them."""
+"""The bundled model files: llama.cpp and torch read the same tokens and the same weights from them."""
 
 from __future__ import annotations
 

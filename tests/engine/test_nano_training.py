@@ -1,4 +1,4 @@
-"""Training of the bundled models: resumed runs equal whole ones, batches follow from the seed."""
+"""Training of the bundled models: resumed runs equal uninterrupted ones, and batches follow from the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real update on a response that somebody else wrote: its gradient by hand, and that nobody takes it for the sampler's."""
+"""A real update on an off-policy response: its gradient by hand, and it is never counted as sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder of this project does not compute is refused by learning, ONNX and MLX alike; llama.cpp alone serves it."""
+"""Architecture options that the decoder does not support are refused for learning, ONNX and MLX; only llama.cpp serves such a model."""
 
 from __future__ import annotations
 

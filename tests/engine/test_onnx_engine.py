@@ -1,4 +1,4 @@
-"""The ONNX graph computes what the torch decoder computes, with and without an adapter, whatever the company of a row."""
+"""The ONNX graph computes the same as the torch decoder, with and without an adapter, in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several updates of one batch: what GRPO and GVPO make of it, against updates made one by one."""
+"""Several updates of one batch with GRPO and GVPO, compared with updates made one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learner that was stopped and resumed equals one that ran through, bit for bit; a checkpoint that no update left behind is refused."""
+"""A stopped and resumed learner is bit-equal to an uninterrupted one; a checkpoint without an update is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router baseline: fitted, exported to ONNX, run by ONNX Runtime at the rate it was calibrated to."""
+"""The router baseline: fitted, exported to ONNX, and run by ONNX Runtime at its calibrated rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that stay in the file: ggml's dequantisers, and the same logits and gradients as with weights in memory."""
+"""Streamed weights: ggml's dequantisers, and logits and gradients equal to those with weights in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 
 
 def _plain_dequantiser(kind: GGMLQuantizationType, raw: np.ndarray) -> np.ndarray | None:
-    """What the gguf package makes of the blocks, None for a type it does not know."""
+    """The gguf package's dequantisation of the blocks, None for an unsupported type."""
     try:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(raw, kind).reshape(-1).astype(np.float32)

@@ -31,7 +31,7 @@ META = torch.device("meta")
 
 @pytest.fixture
 def sees(monkeypatch: pytest.MonkeyPatch):
-    """Let torch say which devices are there."""
+    """Make torch report these devices."""
 
     def set_available(*, cuda: bool, mps: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)

@@ -39,7 +39,7 @@ START_S = 60.0
 
 
 class MisbehavingUpstream:
-    """An OpenAI-compatible server. It misbehaves at `share` of the requests, in the ways of `mood` by turns; `on_request` is told the
+    """An OpenAI-compatible server. It misbehaves at `share` of the requests, in the ways of `mood` by turns; `on_request` receives the
     number of each request.
     """
 
@@ -168,7 +168,7 @@ class Proxy:
 
 
 class Rig:
-    """A coordinator process, its upstream, its devices; and what was done to them."""
+    """A coordinator process, its upstream and its devices, with the faults injected into them."""
 
     def __init__(self, folder: Path, upstream: MisbehavingUpstream, seed: int, devices: int) -> None:
         self.upstream = upstream
@@ -215,7 +215,7 @@ class Rig:
         self.injected[f"killed {how}"] += 1
 
     async def settle_down(self) -> Verdict:
-        """All faults are over: let the devices finish, let every lease end, ask what became of all calls, stop, and check everything."""
+        """End all faults: let the devices finish, let every lease expire, look up the outcome of every call, stop, and check everything."""
         self.upstream.mood, self.upstream.on_request = (), lambda _: None
         for device in self._devices:
             device.finish()
@@ -244,7 +244,7 @@ class Rig:
         return verdict
 
     async def aclose(self) -> None:
-        """Stop whatever is left."""
+        """Stop everything that still runs."""
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)

@@ -1,5 +1,6 @@
 """`edge-coordinator serve` under load as a real process: killed at every failpoint and at random, a full disk, a locked database, a cut
-network, an upstream that lies. After healing every call is terminal, the ledger verifies, and the independent checker finds nothing.
+network, an upstream with wrong usage. After healing every call is terminal, the ledger verifies, and the independent checker finds
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EVERY_RUN = ("before_reserve", "after_reserve", "answered", "settled", "in_close
 
 
 async def _outage_is_seen(made: Rig, since: int) -> None:
-    """Wait until some device was told that the ledger cannot be written."""
+    """Wait until some device received the error that the ledger cannot be written."""
     async with asyncio.timeout(60.0):
         while not any(event.outcome == "LEDGER_UNAVAILABLE" for event in made.log[since:]):
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a call is expected to cost, and the target rate that a budget leaves."""
+"""The expected cost of a call, and the target rate that a budget allows."""
 
 from __future__ import annotations
 

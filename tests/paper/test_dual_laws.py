@@ -194,7 +194,7 @@ def test_a_price_stays_between_nothing_and_its_ceiling(
 def test_price_leaves_a_bound_with_the_first_report_in_the_other_direction(
     reports: list[tuple[float, float]], rule: ProportionalIntegral
 ) -> None:
-    """However long it was held there: what went beyond is forgotten."""
+    """Regardless of the time at the bound: the excess is forgotten."""
     rule = replace(rule, lr=0.05, window=1, ceiling=1.0)
     low = traced(0.0, [(0.0, 0.5)] * 40, [rule] * 40)[-1]
     assert low.dual == 0.0

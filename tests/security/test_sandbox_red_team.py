@@ -1,7 +1,7 @@
 """Attacks on the sandbox and the verdict, one test each, on every backend that works here.
 
 Two kinds. A *cheat* is a program that cannot know the right answers and tries to pass all the same; it must not pass. A *probe* tries to
-reach something and says honestly what it reached; its tests pass only if that is nothing.
+reach something and reports truthfully what it reached; its tests pass only if that is nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cheat(sandbox: Sandbox, code: str, tests: str = TESTS, *, limits: Limits = L
 
 
 def probe(sandbox: Sandbox, code: str, given: object = None, *, limits: Limits = LIMITS) -> None:
-    """Judge a program whose `reached(given)` says what it got hold of."""
+    """Judge a program whose `reached(given)` returns what it could access."""
     verdict = judged(sandbox, code, f"assert reached({given!r}) == []\n", limits=limits)
     assert verdict.passed, verdict.reason
 
@@ -370,7 +370,7 @@ def is_pipe(fd):
 
 
 class SlowJudge:
-    """A sandbox whose first process, the judge, comes up a second late: whatever is sent meanwhile lies in its channel."""
+    """A sandbox whose first process, the judge, starts a second late; everything sent meanwhile waits in its channel."""
 
     same_python = True
 
@@ -1178,7 +1178,7 @@ for number in range(20):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.5])
 def test_agent_killed_during_sandbox_start_leaves_none(sandbox: Sandbox, delay_s: float) -> None:
-    """Processes half made are the ones that nobody has told yet to end with their parent."""
+    """Half-started processes are not yet set to end with their parent."""
     if sandbox.name == "container":
         pytest.skip("a container runs on until its CPU time is used up")
     mark = f"crowd-{secrets.token_hex(8)}"

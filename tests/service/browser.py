@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its DevTools socket; nothing to install beside the browser."""
+"""A real headless Chromium, driven over its DevTools socket; only the browser itself must be installed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Page:
         self._a_load = asyncio.Event()
 
     async def read(self) -> None:
-        """Take in what the browser says, until it goes."""
+        """Process the browser's messages until it disconnects."""
         async for message in self._socket:
             reply = json.loads(message.data)
             if reply.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
@@ -67,13 +67,14 @@ class Page:
         await self._until_loaded(lambda: self._loads > before)
 
     async def value(self, script: str) -> Any:
-        """What an expression is worth there."""
+        """The value of an expression in the page."""
         reply = await self._evaluate(script)
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet.
+        """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet. Raises AssertionError
+        with its last value.
 
         Raises:
             AssertionError: it has not become true in time; says what it was last.
@@ -139,7 +140,7 @@ class Browser:
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """A fresh browser with a profile of its own; both are gone at the end."""
+    """A new browser with its own profile; both are removed at the end."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(

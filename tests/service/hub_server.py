@@ -1,4 +1,4 @@
-"""A small hub on loopback: what huggingface_hub asks for when it fetches files of a model, with faults on request.
+"""A small hub on loopback with the routes that huggingface_hub uses to fetch model files, with faults on request.
 
 `files` maps OWNER/NAME to its files. Faults by path of a file: `cut` ends the first connection after that many bytes, `spoiled` serves
 other bytes than the checksum promises. `statuses` answers for a whole model with a status and the hub's error code.

@@ -1,4 +1,4 @@
-"""A scripted agent for the page behind the real endpoint and guard: its values are those of the product's own classes."""
+"""A scripted agent for the page behind the real endpoint and guard; its values have the product's own classes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "", "com
 
 @dataclass
 class PageAgent:
-    """What the scripted agent has and was told. Routes in `failing` fail; `posted` is what came, in order."""
+    """The state of the scripted agent and the requests it received. Routes in `failing` fail; `posted` holds the received bodies in
+    order."""
 
     answers: ScriptedAnswers
     control: PageControl
@@ -59,11 +60,11 @@ class PageAgent:
     posted: list[tuple[str, Any]] = field(default_factory=list)
 
     def bodies_of(self, path: str) -> list[Any]:
-        """The bodies that came on a route."""
+        """The bodies that were posted to a route."""
         return [body for where, body in self.posted if where == path]
 
     def app(self) -> App:
-        """The endpoint, with a record of what is posted to it."""
+        """The endpoint, recording what is posted to it."""
         inner = build_app(self.answers, self.control, ManualClock(BEGAN), token=self.token)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,7 +156,6 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
 
 
 def status(steps: int, answers: int) -> dict[str, Any]:
-    """What a running agent says of itself."""
     quota = overview().tasks[0].quota if steps else None
     current = AgentStatus(
         run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
@@ -167,7 +167,7 @@ def status(steps: int, answers: int) -> dict[str, Any]:
 
 
 def note(source: str, reason: str = "") -> AnswerNote:
-    """What is said of a scripted answer."""
+    """The metadata of a scripted answer."""
     reasons = {
         "local": "answered on this device",
         "cloud": "the model asked for help",
@@ -203,7 +203,7 @@ def past(number: int) -> PastAnswer:
 
 
 def step(number: int, steps: int) -> StepFinished:
-    """A learning step on curves that look like the real ones."""
+    """A learning step on realistic curves."""
     half = steps // 2
     second, place = number > half, (number - 1) % half
     noise = 0.06 * math.sin(7.3 * number) + 0.03 * math.sin(2.1 * number)
@@ -309,7 +309,7 @@ class Stage:
         return self.url
 
     def app(self) -> App:
-        """Whatever agent is shown when a request comes."""
+        """The app of the agent that is shown at the time of a request."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             assert self._app is not None

@@ -1,4 +1,4 @@
-"""A server with its own thread and event loop, for clients that block."""
+"""A server with its own thread and event loop, for blocking clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 
 @contextmanager
 def in_a_thread(open_server: Callable[[], AbstractAsyncContextManager[str]]) -> Iterator[str]:
-    """Open the server in a thread of its own while the block runs; gives its URL. What it fails with at the start is raised here."""
+    """Run the server in its own thread while the block runs; yields its URL. Raises the server's start-up error here."""
     started: queue.Queue[str | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 

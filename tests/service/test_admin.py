@@ -1,4 +1,4 @@
-"""The AdminService over real gRPC, and the commands that ask it."""
+"""The AdminService over real gRPC, and the commands that use it."""
 
 from __future__ import annotations
 

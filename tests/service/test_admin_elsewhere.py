@@ -1,4 +1,4 @@
-"""Commands that administer a coordinator on another machine: over mTLS with an administrator's certificate, or with a token."""
+"""Commands that administer a coordinator on another machine, over mTLS with an administrator's certificate or with a token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fleet(tmp_path) -> SecureFleet:
 
 @pytest.fixture
 def run(tmp_path, capsys) -> Run:
-    """Run a command that could read no ledger of its own; exit code, stdout, stderr."""
+    """Run a command that cannot read a local ledger; returns exit code, stdout, stderr."""
 
     async def run(*arguments: str) -> tuple[int, str, str]:
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path / "empty")])

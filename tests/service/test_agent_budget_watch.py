@@ -1,4 +1,4 @@
-"""An agent that follows its budget: what it shows without asking, and that nothing changes for it where nobody can be followed."""
+"""An agent that watches its budget: it shows limits and spending without polling, and works unchanged where no watch is available."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown(watch: BudgetWatch, is_it: Callable[[BudgetSnapshot | None], bool], task: str = "math") -> BudgetSnapshot | None:
-    """What the watch has, once it is that."""
+    """The watched budget, once it has the expected value."""
     async with asyncio.timeout(30.0):
         while not is_it(newest := watch.newest(task)):
             await asyncio.sleep(0.005)

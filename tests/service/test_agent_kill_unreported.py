@@ -1,5 +1,5 @@
-"""kill -9 of a real agent after a step was reported and before the coordinator's reply came, on a real coordinator: what was committed is
-what was reported, whatever number of replies were late before."""
+"""kill -9 of a real agent between a step's report and the coordinator's reply: the committed steps are the reported ones, however many
+replies were late before."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def relay(folder: Path, target: str, on_reply: Callable[[str], Awaitable[N
 
 
 class Killer:
-    """Kills the agent at some reports of steps and keeps back the reply to others; lets all pass once it has killed often enough."""
+    """Kills the agent at some step reports and holds back the reply to others; lets all pass after the last kill."""
 
     def __init__(self, kills: int) -> None:
         self.kills = 0

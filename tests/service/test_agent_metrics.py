@@ -1,4 +1,4 @@
-"""/metrics of an agent, read by Prometheus's own parser, and OpenAI's routes that are not served."""
+"""/metrics of an agent, read by Prometheus's own parser, and OpenAI routes that are not served."""
 
 from __future__ import annotations
 

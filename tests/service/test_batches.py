@@ -235,7 +235,7 @@ class OlderService:
 
 
 class CuttingService(OlderService):
-    """A coordinator that reads items and ends the stream after the first reply; knows no call by GetCall."""
+    """A coordinator that reads items and ends the stream after the first reply; GetCall finds nothing."""
 
     def __init__(self) -> None:
         super().__init__()

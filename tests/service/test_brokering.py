@@ -1,4 +1,4 @@
-"""The life of a call over real gRPC, with an upstream that behaves as told: one call per group, faults, draining, lost replies."""
+"""The life of a call over real gRPC with a scripted upstream: one call per group, faults, draining, lost replies."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ async def test_regular_file_at_the_socket_path_is_kept(tmp_path) -> None:
 
 
 class CuttingForwarder:
-    """Forwards connections on its own socket to the coordinator's, until told to cut those that are open."""
+    """Forwards connections on its own socket to the coordinator's until it is switched to cutting the open ones."""
 
     def __init__(self, folder) -> None:
         self.path = folder / "f.sock"

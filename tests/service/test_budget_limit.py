@@ -1,4 +1,4 @@
-"""`edge-agent budget limit`: on an agent with its own coordinator, at rest, and where another coordinator rules."""
+"""`edge-agent budget limit` on an agent with its own coordinator, on an idle folder, and with another coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent chat` at a real terminal: keys, paste, history and Ctrl-C, with an agent that runs elsewhere. Scripted answers."""
+"""`edge-agent chat` at a real terminal: keys, paste, history and Ctrl-C, with a separately running agent and scripted answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def chat(state: Path) -> AsyncIterator[PseudoTerminal]:
 
 
 async def type_keys(chat: PseudoTerminal, keys: str, sees: str = "answered locally") -> None:
-    """Type, and wait for what comes and for the next prompt."""
+    """Type keys, and wait for the expected output and the next prompt."""
     chat.type(keys)
     await chat.sees(sees)
     await chat.sees(READY)

@@ -1,4 +1,4 @@
-"""`budget`, `why` and `whatif` on a state folder without an agent, beside one that cannot be spoken to, and through one's HTTP."""
+"""`budget`, `why` and `whatif` on an idle state folder, beside an unreachable agent, and through an agent's HTTP endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`eval` as a researcher runs it, with the bundled models: recorded, replayed, killed, and with damaged adapters."""
+"""`eval` on the bundled models: recorded, replayed, killed, and with damaged adapters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report_of(*words: str) -> dict[str, Any]:
 
 
 def measured(report: dict[str, Any]) -> dict[str, Any]:
-    """The report without what a repetition may change."""
+    """The report without the fields that may differ between repetitions."""
     return {key: value for key, value in report.items() if key not in ("cloud", "seconds")}
 
 

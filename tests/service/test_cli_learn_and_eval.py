@@ -1,4 +1,4 @@
-"""`learn` and `eval` as a person runs them, very small: a folder is left, a run goes on in it, its adapter is found."""
+"""Very small runs of `learn` and `eval`: a run folder is written, a run resumes in it, and its adapter is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREADS = ["--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
 
 
 def edge_agent(*words: str) -> str:
-    """What it prints; `learn` would start itself anew for the sake of its memory, and is told not to."""
+    """Returns the output; `learn` normally restarts itself for its allocator settings, which is disabled here."""
     code, out, err = run_command("edge.cli", *words, environment={**os.environ, "EDGE_AGENT_ALLOCATOR": "tuned"})
     assert code == 0 and "Traceback" not in err, err
     return out

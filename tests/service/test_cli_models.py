@@ -1,4 +1,4 @@
-"""`edge-agent models` as a person meets it, against a hub on loopback. Each run is a process: huggingface_hub reads its settings once."""
+"""`edge-agent models` against a hub on loopback. Each run is a process: huggingface_hub reads its settings once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hub(tiny: bytes):
 
 @pytest.fixture
 def agent(tmp_path: Path, hub: Hub):
-    """Runs `edge-agent models ...` with caches of its own; gives (exit code, stdout, the error lines)."""
+    """Runs `edge-agent models ...` with separate caches; returns (exit code, stdout, error lines)."""
     caches = {"HF_HOME": str(tmp_path / "hf"), "EDGE_AGENT_MODELS": str(tmp_path / "models"), "HF_ENDPOINT": hub.address}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_ETAG_TIMEOUT": "5", "NO_PROXY": "127.0.0.1"}
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "EDGE_AGENT_"))}

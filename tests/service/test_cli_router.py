@@ -1,4 +1,4 @@
-"""`edge-agent router train` with the bundled model, and an evaluation in which the router decides."""
+"""`edge-agent router train` with the bundled model, and an evaluation with the router."""
 
 from __future__ import annotations
 

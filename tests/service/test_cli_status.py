@@ -1,4 +1,4 @@
-"""`edge-agent status`: one screen about a running agent, a folder at rest, and a folder that is not there."""
+"""`edge-agent status` for a running agent, an idle folder and a missing folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_missing_folder_is_one_line_and_not_created(tmp_path: Path, capsys: pyte
 
 
 async def test_another_agent_at_the_address_is_not_taken_for_this_folders(world: World, tmp_path: Path) -> None:
-    """The folder's agent runs in a container, say, and another one has the same port here."""
+    """For example, the folder's agent runs in a container and another agent has the same port here."""
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
         async with serving(app, "127.0.0.1", 0) as url:

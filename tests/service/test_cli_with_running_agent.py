@@ -1,5 +1,5 @@
-"""`ask`, `chat`, `feedback` and others use the agent that already runs on the state folder: what they ask, what they print, how they end in
-scripts and pipes. Processes of their own, scripted answers."""
+"""`ask`, `chat`, `feedback` and other commands use the running agent of the state folder: requests, output and exit codes in scripts and
+pipes. Separate processes, scripted answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answers() -> ScriptedAnswers:
 
 
 class Judged(ScriptedControl):
-    """Keeps every verdict, in order."""
+    """Records all feedback in order."""
 
     def __init__(self, answers: ScriptedAnswers) -> None:
         super().__init__(answers)

@@ -1,4 +1,4 @@
-"""Plain completions, several answers and log-probabilities over real sockets, with the official client and a scripted model behind it."""
+"""Plain completions, several answers and log-probabilities over real sockets, with the official client and a scripted model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TokenAnswers(ScriptedAnswers):
 
 
 class CountingBackend(ScriptedBackend):
-    """Knows how many texts it continued at once."""
+    """Counts the texts that are continued concurrently."""
 
     running = most = 0
 

@@ -1,5 +1,5 @@
-"""A real coordinator process is killed while people are served and while the agent learns. Afterwards nothing is lost and nothing is
-counted twice: every question has its answer, the ledger's calls are the ones of the agent's records, and every step is reported once."""
+"""A real coordinator process is killed during serving and learning. Nothing is lost or counted twice: every question has its answer, the
+ledger's calls match the agent's records, and every step is reported once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def verified(coordinator: CoordinatorProcess) -> None:
 
 
 async def reached_again(agent: Agent) -> None:
-    """Until the connection is back: gRPC tries again after a pause of its own, and a person waits 2 s where the coordinator was away."""
+    """Wait until the connection is back: gRPC pauses between its tries, and requests wait 2 s after a lost coordinator."""
     while True:
         with suppress(CoordinatorError):
             await agent.link.budget("math")

@@ -1,4 +1,4 @@
-"""The `edge-coordinator` command: one-line errors, exit codes, JSON. Run in this process; serving is tested with real processes."""
+"""The `edge-coordinator` command: one-line errors, exit codes, JSON. Runs in this process; serving is tested with real processes."""
 
 from __future__ import annotations
 

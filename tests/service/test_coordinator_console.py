@@ -1,4 +1,4 @@
-"""The web console in a real browser: what it shows, what it asks for, that it stays useful when the coordinator goes, and by keyboard."""
+"""The web console in a real browser: its content, the token prompt, behaviour without a coordinator, and keyboard use."""
 
 from __future__ import annotations
 

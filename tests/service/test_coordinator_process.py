@@ -1,4 +1,4 @@
-"""`edge-coordinator serve` as a real process with a real SQLite ledger: backups, crashes, the death of its parent."""
+"""`edge-coordinator serve` as a real process with a real SQLite ledger: backups, crashes, and the end of its parent."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, ups
 
 
 async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
-    """The parent is killed with -9 while a call runs; the child settles what it can and goes, and frees the ledger."""
+    """The parent is killed with -9 during a call; the child settles what it can, stops, and releases the ledger."""
     child = CoordinatorProcess(tmp_path, settings_for(upstream), "--exit-with-parent")
     starter = (
         "import subprocess, sys\n"

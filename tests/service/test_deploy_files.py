@@ -1,4 +1,4 @@
-"""The files for operators: they name only metrics that a running coordinator really shows, and settings that it really reads."""
+"""The files for operators name only metrics that a running coordinator exports, and settings that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device is shut out and let in again: by an administrator's call, by the command, and with no coordinator running."""
+"""A device is disabled and enabled by an administrator's call, by the command, and without a running coordinator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def opened(folder: Path) -> SqliteLedgerStore:
 
 
 async def console_devices(url: str) -> dict[str, Any]:
-    """What the console's page is told of the devices."""
+    """The devices as the console's page receives them."""
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.get(f"{url}/api/state") as response:

@@ -1,4 +1,4 @@
-"""A real process that is told to stop while many devices work: the order of the drain, seen from outside, and what is left behind."""
+"""A real process is stopped under the load of many devices: the order of the drain seen from outside, and the resulting state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint over raw sockets: what no client library would send, clients that dawdle, foreign pages, tokens, and a Unix socket."""
+"""The endpoint over raw sockets: malformed requests, slow clients, foreign pages, tokens, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = Limits(body_s=0.2)
 
 
 class Hasty(TimedProtocol):
-    """Cuts off at once what the real one waits for."""
+    """Uses very short timeouts."""
 
     request_s = 0.4
     read_s = 0.2
@@ -46,7 +46,7 @@ async def served(answers: ScriptedAnswers, **options: Any) -> AsyncIterator[int]
 
 
 async def reply_to(port: int, *parts: bytes) -> bytes:
-    """All that comes back for these bytes until the server hangs up, or has answered and waits for more."""
+    """All bytes of the response until the server closes the connection, or has answered and waits for more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writer.write(part)

@@ -1,4 +1,4 @@
-"""A real cell: the agent learns, is killed, is stopped, goes on, and leaves the result that an undisturbed run leaves."""
+"""A real cell of an experiment is killed, stopped and resumed, and gives the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPEC = {
 
 @asynccontextmanager
 async def _started(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`run` of the tiny experiment with a work folder of its own."""
+    """`run` of the tiny experiment with its own work folder."""
     folder.mkdir(exist_ok=True)
     spec = folder / "tiny.yaml"
     spec.write_text(yaml.safe_dump(_SPEC), encoding="utf-8")
@@ -72,7 +72,7 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 async def _killed_in_the_middle(folder: Path) -> None:
-    """The cell's process is killed; the runner says so and leaves no process behind."""
+    """The cell's process is killed; the runner reports it and leaves no process behind."""
     async with _started(folder) as runner:
         await _steps_reached(folder, 1)
         cell = next(child for child in psutil.Process(runner.pid).children() if "cell" in child.cmdline())
@@ -86,7 +86,7 @@ async def _killed_in_the_middle(folder: Path) -> None:
 
 
 async def _stopped_in_the_middle(folder: Path) -> None:
-    """The runner hears a signal; the cell ends at a safe point and counts as stopped."""
+    """The runner receives a signal; the cell ends at a safe point and counts as stopped."""
     async with _started(folder) as runner:
         await _steps_reached(folder, 2)
         runner.send_signal(signal.SIGTERM)

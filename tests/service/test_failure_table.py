@@ -1,4 +1,4 @@
-"""The table of failures in the operator's README, held against the coordinator over a real HTTP upstream: each fault falls into one row."""
+"""The failure table of the operator's README, checked against a coordinator with a real HTTP upstream: each fault matches one row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(enc
 
 
 def row_with(text: str) -> list[str]:
-    """The cells of the one row whose first cell has this: what the device is told, what `calls` shows, what is charged."""
+    """The cells of the row with this first cell: the device's error, the state shown by `calls`, the charge."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line.startswith("| ")]
     (found,) = [row for row in rows if len(row) == 5 and text in row[0]]
     return found

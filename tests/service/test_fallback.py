@@ -1,4 +1,4 @@
-"""An alias over two upstreams, over real gRPC: who is asked, what is held and charged, and what a device is told."""
+"""An alias over two upstreams, over real gRPC: which one is asked, what is held and charged, and the device's result."""
 
 from __future__ import annotations
 

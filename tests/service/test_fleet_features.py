@@ -1,4 +1,4 @@
-"""What many devices share, over real gRPC: prices, floors, answers, rates, turns; and terms that change while a coordinator runs."""
+"""Features shared by many devices over real gRPC: prices, floors, answers, rates and turns; and terms that change at run time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAST = {"max_retries": 0}
 
 @dataclass
 class World:
-    """A coordinator whose clock moves only when told to, and clients of it by device."""
+    """A coordinator with a manual clock, and clients of it by device."""
 
     coordinator: Coordinator
     store: MemoryLedgerStore
@@ -125,7 +125,7 @@ async def test_schedule_sets_the_target_rate_of_each_step_instead_of_the_device(
 
 
 async def test_schedule_applies_from_the_first_contact(tmp_path) -> None:
-    """However a device first meets a task, and before it does: it is told, and the ledger keeps, the τ of its first step."""
+    """On any kind of first contact with a task, the device receives and the ledger stores the τ of its first step."""
     points = [{"from_step": 0, "target_rate": 0.2}, {"from_step": 1, "target_rate": 0.4}]
     async with world(tmp_path, "d1 d2", tasks={"math": {"target_rate": 0.3, "target_rate_schedule": points}}) as it:
         registered = await it["d1"].register("1.0", ["math"])

@@ -1,4 +1,4 @@
-"""What the gRPC client does about errors, against a service that answers as the test says."""
+"""Error handling of the gRPC client, with a scripted service."""
 
 from __future__ import annotations
 

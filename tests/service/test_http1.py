@@ -1,4 +1,4 @@
-"""The HTTP client against a server that sends the bytes of the test: framing, connections that are kept, and those that may not be."""
+"""The HTTP client with a server that sends the bytes of the test: framing, reused connections, and those that must not be reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD_S = 0.02
 
 @dataclass
 class Server:
-    """Answers each request with the next pieces, each in a packet of its own; None closes the connection."""
+    """Answers each request with the next pieces, each in its own packet; None closes the connection."""
 
     answers: list[Sequence[bytes | None]]
     connections: int = 0

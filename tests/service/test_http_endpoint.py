@@ -1,4 +1,4 @@
-"""The HTTP endpoint over real sockets, with scripted answers behind it: wire shapes, streaming, errors, and who is let in."""
+"""The HTTP endpoint over real sockets with scripted answers: wire shapes, streaming, errors, and access control."""
 
 from __future__ import annotations
 

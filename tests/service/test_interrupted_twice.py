@@ -1,4 +1,4 @@
-"""The second Ctrl-C ends a command though its work cannot be cut; a closed terminal lets it finish. Real processes."""
+"""The second Ctrl-C ends a command even if its work cannot be interrupted; a closed terminal lets it finish. Real processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ asyncio.run(work())
 
 
 def read_line(terminal: int) -> bytes:
-    """Up to its end: one that is closed in the middle of a line lets the writer fail."""
+    """Read a whole line: closing in the middle of one would make the writer fail."""
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(terminal, 100)

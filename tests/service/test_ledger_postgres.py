@@ -1,4 +1,4 @@
-"""What only the PostgreSQL store promises: several replicas on one ledger, failing closed and healing, one row of journal for all."""
+"""Properties of the PostgreSQL store only: several replicas on one ledger, failing closed and recovering, one journal row for all."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ async def test_read_only_server_refuses_calls_and_recovers_when_writable(
 
 
 class CuttingProxy:
-    """Stands between a store and its server; when told to, lets the next writing statement through and cuts before its answer."""
+    """A proxy between store and server; when armed, it forwards the next writing statement and cuts before the reply."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -354,7 +354,7 @@ class CuttingProxy:
 
 
 async def test_connection_lost_after_a_commit_does_not_fail_the_commit(dsn: str) -> None:
-    """The statement was executed, its answer never came: the journal tells, and the caller hears what happened."""
+    """The statement was executed but its reply was lost; the journal shows the outcome, and the caller gets it."""
     with tempfile.TemporaryDirectory() as folder:
         server_folder = dsn.split("host=")[1]
         proxy = CuttingProxy(f"{server_folder}/.s.PGSQL.5432")

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, unchanged, against a running agent: what it measures is what the engine itself says.
+"""lm-evaluation-harness, unchanged, against a running agent: its measurements equal the engine's own values.
 
 The harness gets the address and a model name, nothing else: it takes the tokenizer from the endpoint.
 """
@@ -63,7 +63,7 @@ SCIENCE = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the harness found: its metrics, and what it noted of each item."""
+    """Results of the harness: its metrics and its notes for each item."""
 
     metrics: Mapping[str, Any]
     samples: Sequence[Mapping[str, Any]]
@@ -185,7 +185,7 @@ def _choice_of(item: TaskItem) -> dict[str, Any]:
 
 
 async def _likelihood(engine: LlamaCppBackend, prompt: str, option: str) -> tuple[float, bool]:
-    """Of an option behind a prompt, fed token by token, as a rollout that came to sample them; and whether it is what comes by itself."""
+    """The log-likelihood of an option after a prompt, fed token by token as in a rollout; and whether it is the greedy choice."""
     before, whole = engine.text_tokens(prompt), engine.text_tokens(prompt + option)
     behind = whole[len(before) :]
     read = (await engine.read(whole))[len(before) :]

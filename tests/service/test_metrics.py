@@ -1,4 +1,4 @@
-"""/metrics of a running coordinator: it counts what happened, exactly; labels stay bounded; nobody reads it from afar without leave."""
+"""/metrics of a running coordinator: exact counts, bounded labels, and no remote access without credentials."""
 
 from __future__ import annotations
 

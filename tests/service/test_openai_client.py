@@ -1,4 +1,4 @@
-"""The official `openai` client against the endpoint: over a real agent with a scripted model and cloud, and over the bundled model."""
+"""The official `openai` client with the endpoint, over a real agent with a scripted model and cloud, and over the bundled model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CallsTools:
 
 
 def scripted(messages: Any, sampling: Any, seed: int) -> str:
-    """Asks for help with 4 + 1, knows the rest, and writes a form where it is held to one."""
+    """Asks for help with 4 + 1, answers the rest, and writes a form where one is required."""
     text = messages[-1].content
     if sampling.grammar:
         thought = "hard" if "4 + 1" in text else "add"
@@ -70,7 +70,7 @@ def scripted(messages: Any, sampling: Any, seed: int) -> str:
 
 
 class Served:
-    """An agent that is served, with what its cloud was sent."""
+    """A served agent, with the calls its cloud received."""
 
     def __init__(self, world: World, token: str = "") -> None:
         self.world = world
@@ -87,7 +87,7 @@ class Served:
                 yield url
 
     def idle(self) -> bool:
-        """Whether nobody is served, within some seconds."""
+        """Whether no request is being served, within some seconds."""
         pause = threading.Event()
         return any(not self.agent.precedence.busy or pause.wait(0.01) for _ in range(1000))
 

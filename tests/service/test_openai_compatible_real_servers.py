@@ -1,4 +1,4 @@
-"""The OpenAI-compatible provider against real servers: llama-cpp-python's own with nano-cloud, and LiteLLM's proxy in front of it."""
+"""The OpenAI-compatible provider with real servers: llama-cpp-python's server with nano-cloud, and LiteLLM's proxy in front of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_completion_has_text_a_finish_reason_and_usage_within_the_bounds(s
 
 
 async def test_a_stream_brings_the_same_in_pieces(server: RealServer) -> None:
-    """LiteLLM takes what stands between think tags out of whole answers, but leaves it in streams."""
+    """LiteLLM removes the text between think tags from whole answers but leaves it in streams."""
     async with provider_of(server) as provider:
         whole = await provider.complete(asks())
         pieces = await streamed(provider, asks())
@@ -93,7 +93,7 @@ async def test_a_prompt_beyond_the_context_is_refused(server: RealServer) -> Non
 
 
 async def test_a_stream_that_a_server_ends_empty_instead_of_refusing_it_is_no_answer(server: RealServer) -> None:
-    """Both say 200 before they look at the prompt's length; LiteLLM even says that the answer is finished."""
+    """Both servers send 200 before they check the prompt's length; LiteLLM even reports a finished answer."""
     async with provider_of(server) as provider:
         error = await failure(provider, asks(messages=TOO_LONG), streams=True)
         assert (error.kind, error.executed, error.usage) == ("garbage", True, None)

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible provider against a real HTTP server that misbehaves: what is certain decides what is charged."""
+"""The OpenAI-compatible provider with a real HTTP server that misbehaves: the charge depends on what is certain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's page in a real browser, over a scripted agent: what it shows and sends, by keyboard, and when things go away."""
+"""The agent's page in a real browser, over a scripted agent: content, requests, keyboard use, and lost connections."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def refresh_now(page: Page) -> None:
 
 
 async def revisit(page: Page, view: str) -> None:
-    """Leave a view and come back: it asks the agent at once then, and not only every few seconds."""
+    """Leave a view and return: it polls the agent immediately then, and not only every few seconds."""
     await page.value("location.hash = '#chat'")
     await page.until("!document.getElementById('view-chat').hidden")
     await page.value(f"location.hash = '#{view}'")

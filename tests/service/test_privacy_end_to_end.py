@@ -1,4 +1,4 @@
-"""No planted secret arrives upstream: a real HTTP server behind a real coordinator process keeps every byte that it is sent."""
+"""No planted secret arrives upstream: a real HTTP server behind a real coordinator process records every byte it receives."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def _learned(wire: Wire, secrets) -> None:
 
 
 def _check_entries(wire: Wire) -> None:
-    """Every body the upstream got is in an entry, word for word."""
+    """Every body that the upstream received equals an entry."""
     reader = SentReader(wire.state.database)
     entries = [reader.entry(entry.id) for entry in reader.entries(Choice(limit=10_000))]
     texts = {

@@ -1,5 +1,5 @@
-"""An instruct model of the Qwen family, by name, and an OpenAI-compatible cloud with a key: as the README has it, with random weights and a
-server of our own in their places."""
+"""An instruct model of the Qwen family by name and an OpenAI-compatible cloud with a key, as in the README, with random weights and a
+local server in their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGHUP: a real process reads its file again; limits, prices, tasks and rates change, and the log says in one line what did."""
+"""SIGHUP: a real process reloads its file; limits, prices, tasks and rates change, and the log lists the changes in one line."""
 
 from __future__ import annotations
 

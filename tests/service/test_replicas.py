@@ -1,4 +1,4 @@
-"""Two coordinator processes on one PostgreSQL: one ledger, whoever is asked, whatever an administrator does; and one of them dies."""
+"""Two coordinator processes on one PostgreSQL share a ledger for all requests and administration, also when one of them is killed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_two_replicas_share_one_ledger(replicas: Replicas) -> None:
 
 
 async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
-    """While it lives its hold stands; dead, the other charges the hold as in doubt, and the key ends for good."""
+    """While it lives its hold stays; once it is dead, the other charges the hold as in doubt, and the key is spent."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     upstream.reply = upstream.hang
     lost = asyncio.create_task(first.complete(call("cut", "one"), 60.0))
@@ -136,7 +136,7 @@ async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Repl
 
 
 async def at(child: CoordinatorProcess, *arguments: str) -> str:
-    """A command of this replica's operator that succeeds; what it prints."""
+    """Run a command of this replica's operator; it must succeed. Returns its output."""
     config = str(child.folder / "coordinator.yaml")
     code, stdout, stderr = await command(*arguments, "--config", config, "--state", str(child.state))
     assert code == 0, stderr
@@ -152,7 +152,7 @@ async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) 
 
 
 async def test_limits_spending_and_disabled_devices_are_shared_between_replicas(replicas: Replicas) -> None:
-    """The configuration of both says 6 calls; what is set wins at once, survives SIGHUP and a restart, and is proved by the journal."""
+    """The configuration of both allows 6 calls; a set limit applies immediately, survives SIGHUP and a restart, and is in the journal."""
     first, second = replicas.clients
     async with aclosing(second.watch_budget("math")) as budgets:
         await until(budgets, "calls_limit", LIMIT)
@@ -190,7 +190,7 @@ async def test_limits_spending_and_disabled_devices_are_shared_between_replicas(
 
 
 async def budget_with(token: str, child: CoordinatorProcess) -> int:
-    """What a device that shows this token has spent, as this replica tells."""
+    """The spending of a device with this token, as reported by this replica."""
     async with grpc.aio.insecure_channel(child.address) as channel:
         request = budget_pb2.GetBudgetRequest(task="math")
         shown = (("authorization", f"Bearer {token}"),)

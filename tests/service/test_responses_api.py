@@ -1,4 +1,4 @@
-"""/v1/responses with the official `openai` client: text, streams, turns, what is stored, forms, tools, errors in the caller's words."""
+"""/v1/responses with the official `openai` client: text, streams, turns, storage, forms, tools, and errors in the caller's terms."""
 
 from __future__ import annotations
 

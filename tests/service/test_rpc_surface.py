@@ -1,4 +1,4 @@
-"""Every method of every service, found by reflection, refuses what it must with the right code, reason and details."""
+"""Every method of every service, found by reflection, refuses invalid requests with the right code, reason and details."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Surface:
         return await self.send(name, message.SerializeToString(), device)
 
     async def send(self, name: str, data: bytes, device: str = "d1", tries: int = 5) -> tuple[list[Any], str, Any]:
-        """The same for bytes; asked again where gRPC's client made a failure of its own of a stream that ended while it was writing."""
+        """The same with raw bytes; repeated where gRPC's client raised an error of its own for a stream that ended during a write."""
         method, replies = self.methods[name], []
         options = {"request_serializer": None, "response_deserializer": GetMessageClass(method.output_type).FromString}
         metadata = (("device-id", device),)
@@ -191,7 +191,7 @@ def checked_reason(status: status_pb2.Status, error: Any = None) -> str:
 
 
 async def reflected(channel: grpc.aio.Channel) -> list[Surface]:
-    """The services of edge.rpc.v1 behind a channel, built from what its reflection tells and nothing else."""
+    """The services of edge.rpc.v1 on a channel, built only from its reflection."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
 
     async def ask(**request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every method of every service against every role, at the guard itself and over the wire; and what a call's facts make of its caller."""
+"""Every method of every service with every role, at the guard and over the wire; and how a call's credentials identify its caller."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_unlisted_service_is_closed_to_every_role() -> None:
 
 
 async def test_every_method_over_the_wire_accepts_only_its_roles(tmp_path) -> None:
-    """Whatever the device listener serves: each method with each role's token and with none; `INVALID_ARGUMENT` and the like are let in."""
+    """For each method of the device listener, with each role's token and without one; `INVALID_ARGUMENT` and similar count as accepted."""
     fleet = SecureFleet(tmp_path)
     tokens: dict[str, str] = {role: fleet.tokens.issue(role, "lamp") for role in ROLES}
     async with AsyncExitStack() as stack:

@@ -1,4 +1,5 @@
-"""Nothing secret gets out: a known prompt and known keys through every way to fail, then a look into every log, message and journal."""
+"""Secrets do not leak: a known prompt and known keys are sent through every kind of failure, then every log, message and journal is
+searched."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ TRACES = ("Zebedee", "Quux", "measles", "4f9aK2", "W1vB8n")
 
 
 def leaks(*texts: str) -> list[str]:
-    """What of the prompt and the key can be read in the texts, in any case."""
+    """The parts of the prompt and the key that occur in the texts, ignoring case."""
     return [trace for trace in TRACES for text in texts if trace.lower() in text.lower()]
 
 
@@ -87,7 +88,7 @@ async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_fail
 
 
 async def failure(attempt, *, or_none: bool = False) -> str:
-    """Everything that the error of an attempt tells."""
+    """All text of the error of an attempt."""
     try:
         await attempt
     except CoordinatorError as error:
@@ -254,7 +255,7 @@ async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path
 
 
 class SecureFleetFiles:
-    """What the commands wrote, as a device takes it."""
+    """The files written by the commands, as a device uses them."""
 
     def __init__(self, folder) -> None:
         from edge.rpc.credentials import ClientTls, TokenFile

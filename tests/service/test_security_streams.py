@@ -1,4 +1,4 @@
-"""Credentials that end while a stream is open, and answers of tasks that a token may not use."""
+"""Credentials that expire while a stream is open, and answers of tasks that a token may not use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shown(fleet: SecureFleet, kind: str) -> tuple[grpc.ChannelCredentials, tuple
 
 @asynccontextmanager
 async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A batch that has answered one item and a watch that has told once, both opened by `lamp`."""
+    """A batch with one answered item and a watch with one update, both opened by `lamp`."""
     credentials, metadata = shown(fleet, kind)
     async with AsyncExitStack() as stack:
         running = fleet.running(client_cert=kind != "token", service=QUICK_HEARTBEATS)
@@ -54,7 +54,7 @@ async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any
 
 
 async def ended(stream: Any) -> CoordinatorError:
-    """What a stream ends with; what it tells before is passed over."""
+    """The error that ends a stream; its messages before are skipped."""
     try:
         while await stream.read() is not grpc.aio.EOF:
             pass

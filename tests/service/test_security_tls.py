@@ -1,4 +1,4 @@
-"""Certificates between real servers and real clients over TLS: who is let in, as whom, and what the others are told."""
+"""Certificates between real servers and clients over TLS: who is accepted, with which identity, and the error of the others."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_doctor_explains_why_a_tls_coordinator_does_not_answer(fleet, show
 
 
 def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
-    """What callers show that no handshake lets in: nothing at all, no certificate, one of another authority."""
+    """Credentials that no handshake accepts: none at all, no certificate, one of another authority."""
     other = SecureFleet(fleet.folder / "other").client_certificate("lamp")
     return [None, fleet.tls(), ClientTls(fleet.ca, other.certificate, other.key)]
 

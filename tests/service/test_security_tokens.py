@@ -1,4 +1,4 @@
-"""Tokens at real servers: who they let in, what ends them, what forged ones are told, and how an agent keeps its own alive."""
+"""Tokens with real servers: what they allow, what ends them, the refusal of forged ones, and how an agent renews its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of simulations in a real browser: readable on a desk and on a phone, in light and in dark, by anyone."""
+"""Reports of simulations in a real browser: readable and accessible on desktop and phone, in light and dark."""
 
 from __future__ import annotations
 

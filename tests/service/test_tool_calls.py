@@ -1,4 +1,4 @@
-"""Tools from a device to a cloud LLM over HTTP and its calls of them back: untouched, whole and streamed, charged, found again."""
+"""Tools from a device to a cloud LLM over HTTP and its tool calls back: unchanged, whole and streamed, charged, replayed."""
 
 from __future__ import annotations
 

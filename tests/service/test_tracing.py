@@ -1,4 +1,4 @@
-"""Spans of a real coordinator at a small OTLP receiver: what they tell, how a trace goes on, and nothing unless asked for."""
+"""Spans of a real coordinator at a small OTLP receiver: their content, continued traces, and none unless enabled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "what only the device and the cloud may know"
 
 @dataclass
 class Collector:
-    """What was sent to it."""
+    """What it received."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)

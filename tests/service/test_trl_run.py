@@ -1,4 +1,4 @@
-"""DA-GRPO on TRL's own trainer with the bundled model and an embedded coordinator, as a person runs it, very small."""
+"""Very small runs of DA-GRPO on TRL's own trainer with the bundled model and an embedded coordinator."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def charged(folder: Path) -> dict[tuple[int, str], int]:
-    """What the embedded coordinator's ledger charged: calls by step and prompt."""
+    """The charges in the embedded coordinator's ledger: calls by step and prompt."""
     path = folder / "run" / "state" / "coordinator" / "ledger.sqlite3"
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT step, prompt_id, sum(charged_calls) FROM call GROUP BY step, prompt_id").fetchall()
@@ -154,7 +154,7 @@ def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
 
 
 def begun(folder: Path, resolved: Resolved[TrlConfig]) -> None:
-    """What a run leaves that made a step, and what it paid."""
+    """The folder of a run with one step, and what it paid."""
     folder.mkdir()
     (folder / "config.yaml").write_text(resolved.to_yaml())
     with StateFolder(folder / "state") as state:

@@ -1,4 +1,4 @@
-"""The built wheel in empty virtual environments: what each extra brings, and that models and protos travel along."""
+"""The built wheel in empty virtual environments: the content of each extra, with models and protos included."""
 
 from __future__ import annotations
 

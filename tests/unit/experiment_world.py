@@ -1,4 +1,4 @@
-"""Results of experiments that were never run: made from a seed, in the form that cells leave."""
+"""Results of experiments that were never run: drawn from a seed, in the form of a cell's result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.experiments.result import FORM, result_file, write_result
 
 
 def made_evaluation(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:
-    """One look: the cloud is nearly always right, the local model in six of ten; what it fails on has higher log-odds."""
+    """One evaluation: the cloud is nearly always right, the local model in six of ten; items it fails on have higher log-odds."""
     forced = [rng.random() < 0.6 for _ in range(items)]
     cloud = [rng.random() < 0.98 for _ in range(items)]
     help_odds = [round(rng.gauss(-2.0 if right else 1.0, 1.5), 1) for right in forced]
@@ -30,7 +30,7 @@ def made_evaluation(step: int, phase: int, source: str, items: int, rng: random.
 
 
 def evaluation(source: str, forced: str, *, step: int = 100, phase: int = 1, **values: Any) -> dict[str, Any]:
-    """One look by hand: by itself nothing is asked, and the cloud is always right."""
+    """One evaluation by hand: by default nothing is asked, and the cloud is always right."""
     items = len(forced)
     usual = {"asked": "0" * items, "own": forced, "forced": forced, "cloud": "1" * items, "joint": forced, "format": "1" * items}
     return {

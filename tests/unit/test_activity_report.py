@@ -1,4 +1,4 @@
-"""The report of what was gained, forgotten and spent: exact counts, from a folder that is used or not, and for people."""
+"""The activity report of gains, losses and spend: exact counts, from a folder in use or not, and its text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 
 
 
 def changing(folder: Path) -> World:
-    """Versions 0, 2 and 4 fail on different ones of ten anchors."""
+    """Versions 0, 2 and 4 fail on different ones of ten validation questions."""
     world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=None),), gate=RULES)
     world.terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, price_uusd_per_call=11)
     world.__post_init__()

@@ -1,4 +1,4 @@
-"""Slots and who gets them: devices take turns, and none can fill the queue against the others."""
+"""Slots and fairness: devices take turns, and none can fill the queue at the expense of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def slot(gate: Gate, max_wait_s: float, device: str) -> AsyncIterator[None
 
 
 class Visits:
-    """Calls that hold a slot until they are let go, and the order in which they got it."""
+    """Calls that hold a slot until released, and the order in which they got it."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -46,7 +46,7 @@ class Visits:
             await self.go_on.wait()
 
     async def let_all_go(self) -> list[BaseException]:
-        """Let everything run to its end; returns the refusals."""
+        """Run everything to its end; returns the refusals."""
         self.go_on.set()
         outcomes = await asyncio.gather(*self.tasks, return_exceptions=True)
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -1,4 +1,4 @@
-"""Requests with tools: who is asked, what is answered where nobody can call them, and what is kept of it."""
+"""Requests with tools: who is asked, the answer where nobody can call them, and the stored record."""
 
 from __future__ import annotations
 

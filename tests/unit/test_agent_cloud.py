@@ -1,4 +1,4 @@
-"""The calls of a step to the cloud: made at once, and what happens to one of them changes no other."""
+"""The concurrent cloud calls of a step: the outcome of one changes no other."""
 
 from __future__ import annotations
 

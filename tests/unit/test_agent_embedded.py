@@ -175,7 +175,7 @@ def embedded(*settings: str) -> list[str]:
 
 
 def child_upstream(*settings: str) -> UpstreamConfig:
-    """What the child makes of an agent's settings for its cloud LLM."""
+    """The child's upstream for an agent's cloud settings."""
     config = resolve_agent_config(sets=embedded(*settings)).config
     return CoordinatorConfig.model_validate(embedded_settings(config)).effective_upstreams["default"]
 

@@ -1,4 +1,4 @@
-"""What an evaluation asks of the model, the cloud and the judges, and what its numbers mean."""
+"""The requests of an evaluation to model, cloud and judges, and the meaning of its numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_level(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
 
 
 class Examination:
-    """Judges sums in a scripted world; remembers what was asked."""
+    """Judges sums in a scripted world and records the questions."""
 
     def __init__(self, folder: Path, script: Any = by_level, *, failures: int = 0, temperature: float = 0.0) -> None:
         world = World(folder / "state")

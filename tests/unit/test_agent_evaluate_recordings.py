@@ -1,4 +1,4 @@
-"""Recorded cloud answers, one format for device and coordinator; and what an interrupted evaluation keeps."""
+"""Recorded cloud answers in one format for device and coordinator, and interrupted evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports say how far from the floor a step was, where the device was measured, and nothing of it elsewhere."""
+"""Reports relate a step to its floor where the device was measured, and do not mention it elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures are drawn when they are due, on a thread, and never in the way of learning."""
+"""Figures are drawn when due, on a thread, without delaying learning."""
 
 from __future__ import annotations
 

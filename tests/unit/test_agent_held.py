@@ -1,4 +1,4 @@
-"""Answers in a form, and with tools that the local model calls: what is held, who is asked, and what is kept of it."""
+"""Answers in a form, and local tool calls: constraints, fallbacks and records."""
 
 from __future__ import annotations
 

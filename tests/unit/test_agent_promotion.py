@@ -1,4 +1,4 @@
-"""The gate in the agent's loop: what serves, what is trained, what is said, and that a cut run decides the same."""
+"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and identical decisions after a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTION = [Message("user", "What is 3 + 1?")]
 
 
 def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequence[int] = (), **options: Any) -> World:
-    """A world whose anchors are wrong with the adapter versions in `worse`, and right with all others."""
+    """A world in which the adapter versions in `worse` answer the validation questions wrongly and all others rightly."""
     world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), gate=rules, **options)
 
     def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
@@ -103,7 +103,7 @@ async def test_accumulated_small_losses_are_judged_against_the_best_adapter(tmp_
     calm, seen = world.script, dict[int, int]()
 
     def forgetful(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
-        """Each version has two anchors less than the one before."""
+        """Each version has two right validation answers less than the one before."""
         number = number_in(messages[-1].content)
         if sampling.temperature or seen.setdefault(number, len(seen)) >= 2 * world.rollouts.adapter_version:
             return calm(messages, sampling, seed)

@@ -1,4 +1,4 @@
-"""Crashes at every named place of a step, and a coordinator that goes away: the run ends with the same numbers."""
+"""Crashes at every named place of a step, and an unreachable coordinator: the run ends with the same numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 
 
 class Crash(BaseException):
-    """Stands for kill -9: nothing after it runs."""
+    """Simulates kill -9: nothing after it runs."""
 
 
 def crash_at(place: str, times: int) -> Callable[[str], None]:
@@ -267,7 +267,7 @@ async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> N
 
 
 class Started:
-    """A coordinator process that counts what is asked of it."""
+    """A coordinator process that counts its requests."""
 
     def __init__(self) -> None:
         self.starts = self.ends = 0

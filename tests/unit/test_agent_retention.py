@@ -1,4 +1,4 @@
-"""When held-out items are looked at, that nothing is looked at twice, and what forgetting comes to."""
+"""When held-out items are evaluated, that nothing is evaluated twice, and the computed forgetting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PHASES = (PhaseConfig(source="sums", steps=3), PhaseConfig(source="other", steps
 
 
 async def watched_run(world: World, seen: list[HeldOutScored], every: int | None = None, max_steps: int | None = None):  # type: ignore[no-untyped-def]
-    """Learn with a watch; returns (step, source, adapter version) of each look, and the looks themselves."""
+    """Learn with evaluations; returns (step, source, adapter version) of each, and the evaluations."""
     sink = MemorySink()
     async with world.agent() as agent:
         watch = RetentionWatch(

@@ -1,4 +1,4 @@
-"""What a client wishes of the sampling of an answer: stop strings and log-probabilities, beside decisions, cloud and fallback."""
+"""Sampling options of a client (stop strings and log-probabilities), with decisions, cloud and fallback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def asks_unless_suppressed(messages: object, sampling: Sampling, seed: int) -> s
 
 
 def text_of(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
-    """The streamed text that tokens were told for, each of which lies where it says."""
+    """The streamed text that has tokens; each token must lie at its stated place."""
     tokens = [token for piece in pieces for token in piece.tokens]
     assert all(record.text[token.start : token.end] == token.piece.decode() for token in tokens)
     return b"".join(token.piece for token in tokens).decode()

@@ -224,7 +224,7 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
 @pytest.mark.parametrize("gain", [0.0, 0.5])
 @pytest.mark.parametrize("scope", ["task", "global"])
 async def test_label_keeps_its_price_across_phases_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
-    """math, code, math again. `task`: math goes on where it stopped and code begins anew; `global`: one price goes through all."""
+    """math, code, math again. `task`: math resumes where it was and code starts anew; `global`: one price for all."""
     phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
     world = World(tmp_path / "state", phases=phases, terms=terms)
@@ -243,7 +243,7 @@ async def test_label_keeps_its_price_across_phases_or_all_labels_move_one(tmp_pa
 
 
 async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:
-    """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages tell which λ was used."""
+    """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages show which λ was used."""
     halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
     terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: next(halves), terms=terms)

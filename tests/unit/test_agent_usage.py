@@ -1,4 +1,4 @@
-"""What was used, today and ever, is counted from the state folder's records."""
+"""Today's and total use, counted from the records in the state folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas as clients send them: a form, a form that only the cloud can follow, or a refusal that names the place. Never an exception."""
+"""Schemas from clients: a form, a form that only the cloud can follow, or a refusal with its path; never an exception."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_invalid_schema_is_refused_with_its_path_for_answers_and_tools(schema: A
 
 
 def outcome(read: Callable[[], AnswerForm | ToolUse | None]) -> str:
-    """What becomes of a request: "held", "unheld", or the status and place of its refusal."""
+    """The outcome of a request: "held", "unheld", or the status and path of its refusal."""
     try:
         found = read()
     except RequestProblem as problem:

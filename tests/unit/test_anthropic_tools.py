@@ -1,4 +1,4 @@
-"""OpenAI's tools in the words of Anthropic's Messages API, and what has no word there."""
+"""OpenAI's tools translated for Anthropic's Messages API, and what has no equivalent there."""
 
 from __future__ import annotations
 

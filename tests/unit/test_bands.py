@@ -1,4 +1,4 @@
-"""What became of practice questions in a step, by band, and what asking gained."""
+"""The outcomes of practice questions in a step by band, and the gain from asking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many items answered at once: one reply for each, bounded, closed without a trace."""
+"""Many items answered concurrently: one reply for each, bounded, closed without leftovers."""
 
 from __future__ import annotations
 

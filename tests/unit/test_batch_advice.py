@@ -1,4 +1,4 @@
-"""Which batch is recommended: rows that still gain, prompts that fill them, and a micro-batch that fits."""
+"""The recommended batch: rows that still gain speed, prompts that fill them, and a micro-batch that fits."""
 
 from __future__ import annotations
 

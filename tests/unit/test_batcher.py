@@ -1,4 +1,4 @@
-"""Continuous batching over an engine that follows a script: who gets which row, when responses end, how help is steered."""
+"""Continuous batching over a scripted engine: allocation of rows, ends of responses, and control of help requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokens:
 
 
 class PlannedEngine:
-    """Rows remember what was fed to them; logits favour the next token of a plan that the prompt selects."""
+    """Rows remember their tokens; logits favour the next token of a plan selected by the prompt."""
 
     vocab_size = len(TEXTS)
     n_ctx = 64

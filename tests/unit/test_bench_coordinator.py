@@ -1,4 +1,4 @@
-"""The coordinator's bench: its audit finds what must not be and its rows hold figures against goals."""
+"""The coordinator's bench: its audit finds violations, and its rows compare figures with goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of goals: what is held against what, resuming, both sides of a comparison, and processes that end in every case."""
+"""The table of goals: comparisons, resuming, both sides of a comparison, and processes that always end."""
 
 from __future__ import annotations
 

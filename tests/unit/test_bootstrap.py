@@ -1,4 +1,4 @@
-"""Learning and measuring judge by the configuration; names of models are looked up without surprises."""
+"""Learning and measuring judge by the configuration; model names are resolved predictably."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine serves and trains: what is asked for, what is installed, what the machine is, and what the model comes as."""
+"""The choice of the serving and training engine: configuration, installed packages, machine, and model format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The circuit breaker: opens on failures and on Retry-After, probes one call at a time, never opens for a client's own fault."""
+"""The circuit breaker opens on failures and Retry-After, probes with one call at a time, and never opens for a client error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD, BAD, NEUTRAL = Outcome.GOOD, Outcome.BAD, Outcome.NEUTRAL
 
 
 def play(breaker: Breaker, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
-    """One call that passes at once and ends at once."""
+    """One call that passes and ends immediately."""
     passed = breaker.enter(now_s)
     assert passed is not None
     breaker.leave(passed, outcome, now_s, retry_after_s)

@@ -1,4 +1,4 @@
-"""What several tasks share of a budget is told once, and what each has used stands with it."""
+"""A budget shared by several tasks is reported once, with the use of each task."""
 
 from __future__ import annotations
 

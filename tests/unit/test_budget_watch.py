@@ -1,4 +1,4 @@
-"""Who is woken when a budget changes, and what a watcher of it is told."""
+"""Which watchers a budget change notifies, and the content of the notification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent adapters` on a state folder that no agent uses: real adapters and checkpoints, made-up weights."""
+"""`edge-agent adapters` on an idle state folder: real adapters and checkpoints with made-up weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lines of a conversation mean, and the history of what was asked."""
+"""The parsing of chat lines, and the input history."""
 
 from __future__ import annotations
 

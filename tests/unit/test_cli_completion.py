@@ -1,4 +1,4 @@
-"""What a shell completes, asked as the shells ask."""
+"""Shell completion, queried as the shells do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_imports_stay_light import loaded_by
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """What bash is given for the last word of a line."""
+    """The completions that bash gets for the last word of a line."""
     words = line.split(" ")
     asked = {"_EDGE_AGENT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""A conversation with an agent of this process: Ctrl-C, commands, and what is kept. The agent is real, its model scripted."""
+"""A conversation with an agent in this process: Ctrl-C, commands and records. The agent is real, its model scripted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor says what is wrong and what to do, and fails only when `run` would."""
+"""The doctor names each problem with advice, and fails only when `run` would."""
 
 from __future__ import annotations
 

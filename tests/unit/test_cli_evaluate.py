@@ -1,4 +1,4 @@
-"""`edge-agent eval` before and after the measuring: options that contradict one another, strata, and the report for a person."""
+"""`edge-agent eval` around the measurement: contradicting options, strata, and the printed report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_impossible_options_are_refused_immediately(options: str, tmp_path: Path
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalPlan]:
-    """What `eval` with these options would carry out."""
+    """The plan of `eval` with these options."""
     plans: list[EvalPlan] = []
 
     async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:

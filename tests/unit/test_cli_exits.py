@@ -1,4 +1,4 @@
-"""How commands start and end: light help, one line of error, exit codes that mean something."""
+"""How commands start and end: fast help, one line of error, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent feedback` on a folder that no agent runs on: kept without a model, in the folder alone."""
+"""`edge-agent feedback` on an idle folder: stored without a model, in the folder only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outbox`, `privacy check` and `--never-send` on a folder that no agent uses: what is said, and what of bad input."""
+"""`outbox`, `privacy check` and `--never-send` on an idle folder: output and errors."""
 
 from __future__ import annotations
 

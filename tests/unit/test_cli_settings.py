@@ -1,4 +1,4 @@
-"""Options mean the same in every command, become configuration values, and each value says that it came from there."""
+"""Options mean the same in every command, become configuration values, and are the recorded origin of each value."""
 
 from __future__ import annotations
 

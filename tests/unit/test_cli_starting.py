@@ -1,4 +1,4 @@
-"""What is said before a command begins: a profile that changes the batch, layers that stay, responses longer than the context."""
+"""Notices before a command starts: a profile that changes the batch, unused GPU layers, responses longer than the context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-agent tasks list | show | sample`: what is printed can be read by people, by machines, and by the agent itself."""
+"""`edge-agent tasks list | show | sample`: output for people, for machines, and for the agent itself."""
 
 from __future__ import annotations
 

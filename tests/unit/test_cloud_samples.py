@@ -1,4 +1,4 @@
-"""Cloud answers as one more response to learn from: which, with what advantage, and that nothing counts them as responses."""
+"""Cloud answers as additional training responses: which ones, with what advantage, and never counted as sampled."""
 
 from __future__ import annotations
 

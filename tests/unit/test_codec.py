@@ -1,4 +1,4 @@
-"""Encoding and decoding give back the same values, bit for bit."""
+"""Encoding and decoding return the same values, bit for bit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ COMPLETION = st.builds(
 
 
 def over_the_wire(message):
-    """What the other side parses from the bytes."""
+    """The values that the other side parses from the bytes."""
     return type(message).FromString(message.SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""Two exams compared: what is right alone, what is right in the end at one rate, and the questions that changed."""
+"""Comparison of two evaluations: local accuracy, overall accuracy at one rate, and the changed questions."""
 
 from __future__ import annotations
 

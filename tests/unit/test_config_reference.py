@@ -1,4 +1,4 @@
-"""The reference of both configurations: nothing without a description, nothing that cannot be set, no default or bound that is another."""
+"""The reference of both configurations: every key is described and can be set, and defaults and bounds are the real ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ AGENT = Kind("agent", AgentConfig, AGENT_BASE, resolve_agent_config, frozenset({
 
 
 def of_each_kind(wanted: Callable[[Key], object] = lambda key: True) -> pytest.MarkDecorator:
-    """The test runs for each such key of both configurations; of sections only what is in them."""
+    """The test runs for each such key of both configurations; sections count only by their keys."""
     pairs = [(kind, key) for kind in (COORDINATOR, AGENT) for key in kind.values() if wanted(key)]
     return pytest.mark.parametrize(("kind", "key"), pairs, ids=[f"{kind.name}:{key.path}" for kind, key in pairs])
 
@@ -94,7 +94,7 @@ def concrete(path: str) -> str:
 
 
 def instead_of(key: Key) -> list[str]:
-    """What has to go where this key is given."""
+    """The setting that must be removed where this key is given."""
     if key.path == "learning.updates_per_rollout":
         return ["learning.method=grpo"]
     if key.path.endswith(".dual_ceiling"):

@@ -1,4 +1,4 @@
-"""A configuration to begin with, and all that is wrong with a file at once."""
+"""A starter configuration, and the complete list of problems of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: means with their coverage, time left, and no more lines than can be read."""
+"""The console output of a run: means with their coverage, time left, and a readable number of lines."""
 
 from __future__ import annotations
 

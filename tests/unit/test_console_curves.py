@@ -1,4 +1,4 @@
-"""The console's curves: folded from the journal they tell what the ledger knows, whatever its length."""
+"""The console's curves, folded from the journal, match the ledger at any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a chat answer are told: those of the content, each once, whatever the pieces the text comes in."""
+"""The returned tokens of a chat answer: those of the content, each once, for any pieces of text."""
 
 from __future__ import annotations
 

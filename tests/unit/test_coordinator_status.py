@@ -1,4 +1,4 @@
-"""What was spent since a moment is read from the journal's end, wherever that begins."""
+"""Spending since a moment is read from the end of the journal, wherever the period begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beside other programs learning computes with fewer threads; where a person has set their number, a slow step says why, once."""
+"""With other programs running, learning uses fewer threads; where the user has set their number, a slow step explains itself once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The day's budget of learning: counted before a call leaves, once whatever crashes, apart from what people ask."""
+"""The daily budget of learning: counted before a call is sent, once despite crashes, separately from people's questions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def state(tmp_path: Path):
 
 
 async def asked(asking: GroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
-    """Which of the calls were answered, when all are made at once."""
+    """Which of the concurrent calls were answered."""
     outcomes = await asyncio.gather(*(asking.ask(one) for one in calls))
     return [outcome.completion is not None for outcome in outcomes]
 
@@ -192,7 +192,7 @@ async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Pa
 
 
 class Ledger:
-    """What `end_of` is told: the end of each call by its key, or nobody there."""
+    """The results of `end_of`: the outcome of each call by its key, or unreachable."""
 
     def __init__(self) -> None:
         self.ends: dict[str, dict[str, object]] = {}
@@ -228,7 +228,7 @@ async def test_without_a_price_an_unconfirmed_call_blocks_others(state: StateFol
 
 
 async def test_repeated_call_is_not_dropped_while_its_old_outcome_is_checked(state: StateFolder) -> None:
-    """A crash has left two calls that never arrived. While the first looks whether both did, the second is made again."""
+    """A crash has left two calls that never arrived. While the first lookup runs, the second call is repeated."""
     clock, asked_for, made = ManualClock(), asyncio.Event(), asyncio.Event()
     with state.database as database:
         for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Given answers as demonstrations: which, when they are imitated, how often they are shown, and what is rehearsed."""
+"""Given answers as demonstrations: which ones, when they are imitated, how often they are shown, and what is rehearsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of devices/: every number has a source, an estimate is what the formula makes of it, and a simulation can use it."""
+"""The files of devices/: every number has a source, an estimate follows from the formula, and a simulation can use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device profile is a file that doctor writes and every command reads; which one a machine gets by itself, and what is said of it."""
+"""A device profile is a file that doctor writes and every command reads; the automatic choice, and its notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget dial: whatever the model is like, 200 questions realise the rate that was asked for, also across kills."""
+"""The budget dial: for any model, 200 questions reach the requested rate, also across kills."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def ask(
     margin: Callable[[random.Random], float] = lambda rng: 0.7,
     at_once: int = 1,
 ) -> float:
-    """The share that asked, with so many questions under way at once. The model asks where log-odds and bias exceed a margin that the
-    dial does not know of."""
+    """The share that asked, with so many questions under way at once. The model asks where log-odds plus bias exceed a margin that the
+    dial does not see."""
     asks, under_way = 0, []
     for number in range(questions):
         setting, log_odds = dial.setting(), model(rng, number)

@@ -1,4 +1,4 @@
-"""What the documents tell people to type must work, and where they point must exist."""
+"""Commands quoted in the documents work, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def subcommands(command: Any) -> dict[str, Any]:
 
 
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words lead to, and the words left."""
+    """The command that the words select, and the remaining words."""
     command, rest = PROGRAMS[words[0]], words[1:]
     while rest and rest[0] in subcommands(command):
         command, rest = subcommands(command)[rest[0]], rest[1:]

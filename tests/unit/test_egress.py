@@ -1,4 +1,4 @@
-"""The egress layer, through which everything is sent: rules, redaction, leak test, the entry on disk before the bytes, and the way back."""
+"""The egress layer, through which everything is sent: rules, redaction, leak test, the entry on disk before sending, and restoring."""
 
 from __future__ import annotations
 

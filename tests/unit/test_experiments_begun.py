@@ -1,4 +1,4 @@
-"""What a cell was begun with binds its folder: no result holds steps of two models or of two settings."""
+"""A cell's initial settings bind its folder: no result mixes steps of two models or settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands: which cells are run and in which order, exit codes, stopping; tables, the report and places that cannot be used."""
+"""The commands: selection and order of cells, exit codes, stopping; tables, the report, and unusable places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Result files: whatever is missing, too short or edited is refused with the file's name; whole ones are taken, those of today too."""
+"""Result files: missing, truncated or edited content is refused with the file's name; complete files, including the published ones, are
+accepted."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
 
 
 def test_cell_keys_are_stable() -> None:
-    """Results are found by it: a change here leaves all of them behind."""
+    """Results are found by their key: a change here would orphan all of them."""
     cells = {cell.key for cell in expand(load_spec("table"), CHOSEN).cells}
     assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
 

@@ -1,4 +1,4 @@
-"""Intervals and measures of experiments, against values worked out by hand or known from tables."""
+"""Intervals and measures of experiments, compared with hand-computed or tabulated values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_seeds_and_items_both_widen_the_interval() -> None:
 
 
 def _population(draw: Random, items: int) -> dict[str, Any]:
-    """Log-odds of asking that know more or less what fails locally; a cloud that is nearly always right."""
+    """Log-odds of asking that predict local failures more or less well; a cloud that is nearly always right."""
     hard = [draw.gauss(0.0, 1.0) for _ in range(items)]
     bits = (
         "".join("01"[draw.random() < chance] for chance in of)

@@ -1,4 +1,4 @@
-"""Tables and figures of results that were never run: verdicts made by hand, or drawn from a seed."""
+"""Tables and figures of results that were never run: made by hand, or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def _small_world(folder: Path, seeds: tuple[int, ...], post: list[float] = _WRON
 
 
 def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0) -> Findings:
-    """arith is always wrong before learning, the rest always right; after it `arith` items are, and what is wrong is asked for first."""
+    """arith is always wrong before learning, the rest always right; after it `arith` items are right, and wrong items are asked about
+    first."""
     items = 2 * GROUPS
 
     def verdicts(family: str, phase: int) -> tuple[str, list[float]]:
@@ -150,7 +151,7 @@ def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0
 
 
 def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
-    """nano-edge before learning and by DA-GRPO; what is right and the log-odds of asking by family and phase."""
+    """nano-edge before learning and with DA-GRPO; right answers and log-odds of asking by family and phase."""
     spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
     for cell in expand(spec, CHOSEN).cells:
         if cell.method in ("bare", "da-grpo"):
@@ -260,7 +261,7 @@ RATES = Spec(
 
 
 def _dialled(folder: Path, scores: Any, spec: Spec = RATES) -> tuple[str, ...]:
-    """The only row; `looks`: what an adapter gives by phases and seed, None: it was not run."""
+    """The only row; `scores` returns the evaluation of an adapter by phases and seed, None where it was not run."""
     for one in expand(spec, {}).placed:
         if (found := scores(one.phases, one.cell.seed)) is not None:
             write_result(result_file(one.cell, folder), made_result(one.cell, held_out=[found]))
@@ -283,7 +284,7 @@ def test_dial_sends_the_likeliest_items_up_to_the_retrained_adapters_rate(tmp_pa
 
 
 def test_dial_uses_the_retrained_rate_of_each_seed(tmp_path: Path) -> None:
-    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would look better than itself."""
+    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would outperform itself."""
     odds = [4.0, 3.0, 2.0, 1.0]
     own = {
         0: evaluation(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),

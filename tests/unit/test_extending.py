@@ -1,4 +1,4 @@
-"""docs/extending.md: the files that it names exist, and its examples work as they stand."""
+"""The files named in docs/extending.md exist, and its examples work unchanged."""
 
 from __future__ import annotations
 

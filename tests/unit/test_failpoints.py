@@ -1,4 +1,4 @@
-"""Failpoints: off by default, armed by the environment, refused when they are misspelt."""
+"""Failpoints: off by default, armed by the environment, refused when misspelt."""
 
 from __future__ import annotations
 

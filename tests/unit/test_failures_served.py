@@ -1,4 +1,4 @@
-"""What a client of the endpoint is told of a failure of the cloud: whether asking again makes sense, in the words of OpenAI's API."""
+"""Cloud failures as a client of the endpoint sees them: whether a retry makes sense, in terms of OpenAI's API."""
 
 from __future__ import annotations
 

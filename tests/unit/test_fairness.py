@@ -1,4 +1,4 @@
-"""Floors of a shared budget: the laws they keep, against counting one by one."""
+"""Floors of a shared budget: their laws, checked by brute force."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_nothing_is_guaranteed_for_an_unlimited_unit_or_without_members() -> Non
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(0, 4))
 def test_round_of_equal_reports_moves_a_shared_price_like_one_report(sizes: list[int], quarters: int) -> None:
-    """Whatever share of the round each has, while λ stays above 0."""
+    """For any share of the round, while λ stays above 0."""
     dual = 5.0
     for size in sizes:
         dual = dual_step(dual, quarters / 4, 0.3, shared_lr(0.02, size, sum(sizes)))

@@ -1,4 +1,5 @@
-"""Seeded faults: the same seed gives the same fate, every fault is what it says, and the ledger never charges less than is billed."""
+"""Seeded faults: the same seed gives the same fault, every fault behaves as documented, and the ledger never charges less than is
+billed."""
 
 from __future__ import annotations
 

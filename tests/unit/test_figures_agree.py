@@ -1,4 +1,4 @@
-"""Every view of what the cloud has cost tells the same, and the same as the ledger, whatever became of the calls."""
+"""Every view of the cloud's cost agrees with the others and with the ledger, for every outcome of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, and JSON lines that a killed writer has cut."""
+"""Atomically replaced files, and JSON lines truncated by a killed writer."""
 
 from __future__ import annotations
 

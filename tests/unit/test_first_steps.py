@@ -1,4 +1,4 @@
-"""What somebody new meets: a part of the configuration, a wrong word on the command line, a run that cannot start."""
+"""First steps of a new user: part of the configuration, a mistyped command, a run that cannot start."""
 
 from __future__ import annotations
 

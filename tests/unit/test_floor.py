@@ -1,4 +1,4 @@
-"""The floor of a learning step against numbers worked out by hand."""
+"""The floor of a learning step, compared with hand-computed numbers."""
 
 from __future__ import annotations
 

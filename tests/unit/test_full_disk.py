@@ -1,5 +1,5 @@
-"""A disk that takes nothing more: answers go on from this device and say that they are not recorded, no money is spent uncounted, and
-learning waits for space and goes on by itself."""
+"""A full disk: answers continue locally with a note that they are not recorded, no money is spent uncounted, and learning waits for space
+and resumes by itself."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ MIB = 2**20
 
 @dataclass
 class Disk:
-    """What the system tells of a disk."""
+    """The system's report of a disk."""
 
     free: int = 2**40
 

@@ -1,4 +1,4 @@
-"""The promotion gate's rules, and the line of adapters that its verdicts move."""
+"""The promotion gate's rules, and the lineage of adapters that its decisions move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: nobody is answered before the commit that holds what was seen, and what failed takes along what ran on top of it."""
+"""Group commit: no reply precedes the commit of what it saw, and a failed commit fails everything on top of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.ledger_requests import NOW, ROOMY, reserve_request, settlement
 
 
 class HeldDisk:
-    """A disk whose commits end when the test says so."""
+    """A disk whose commits end when the test decides."""
 
     def __init__(self) -> None:
         self.tables = MemoryRows()

@@ -1,4 +1,4 @@
-"""Counting TLS connections that came to no call, in manual time."""
+"""Counting TLS connections without a call, in manual time."""
 
 from __future__ import annotations
 

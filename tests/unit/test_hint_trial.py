@@ -1,4 +1,4 @@
-"""The trial of hints: the same items both ways, and a verdict that says yes only where it is shown."""
+"""The trial of hints: the same items with and without, and a positive verdict only on evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a local attempt may leave the device, and what may not."""
+"""Which parts of a local attempt may be sent, and which not."""
 
 from __future__ import annotations
 

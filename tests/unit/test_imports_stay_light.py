@@ -1,4 +1,4 @@
-"""What importing and asking for help may load: a command line must answer at once on a small machine."""
+"""What importing and `--help` may load: a command line must respond quickly on a small machine."""
 
 from __future__ import annotations
 

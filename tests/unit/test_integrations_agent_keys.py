@@ -1,4 +1,4 @@
-"""Of the agent's settings, an engine that trains in its place follows each or refuses it by name."""
+"""Training engines that replace the agent's own follow each of its settings or refuse it by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launch files of both engines have the same settings, the paper's: groups, rates, numbers of steps, λ."""
+"""The launch files of both engines have the paper's settings: groups, rates, numbers of steps, λ."""
 
 from __future__ import annotations
 

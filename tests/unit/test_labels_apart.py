@@ -1,4 +1,4 @@
-"""A task file with several labels: each is learned with steps, terms, data and held-out questions of its own."""
+"""A task file with several labels: each is learned with its own steps, terms, data and held-out questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When learning may use the machine: limits, pauses, what is told meanwhile, and the real probe once."""
+"""When learning may use the machine: limits, pauses, notices, and the real probe once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows between transactions and the file: whenever they are written, operations see and leave what they would see and leave in memory."""
+"""Rows buffered between transactions and the file: at any write time, operations see and leave the same as in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Random histories of devices that share: the stores and a model of a few lines must agree, no floor is ever taken, and a shared price is
-moved exactly once by each step, in the order of the reports."""
+"""Random histories of devices that share: the stores and a model of a few lines must agree, no floor is ever violated, and each step moves
+a shared price exactly once, in the order of the reports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FleetHistories(TwoStores):
             assert not self.is_guaranteed(before, device, hold)
 
     def is_guaranteed(self, rows: dict[str, BudgetRow], device: str, hold: Amount) -> bool:
-        """Whether a hold lies within the device's floor in every limited unit, under terms that hold already."""
+        """Whether a hold lies within the device's floor in every limited unit, under terms already in effect."""
         fleet, share = rows.get("fleet"), rows.get(share_key("fleet", device))
         if fleet is None or share is None or (fleet.limits, fleet.floor_ppm) != (self.terms.limits, self.terms.floor_ppm):
             return False

@@ -1,4 +1,4 @@
-"""A ledger file of an older version is brought up to date with a copy beside it; a newer one is refused."""
+"""A ledger file of an older version is upgraded with a copy beside it; a newer one is refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_backup_of_a_file_includes_its_write_ahead_log(tmp_path: Path) -> None:
 
 
 async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp_path: Path) -> None:
-    """Version 5 adds what an answer had beyond its text; answers that were stored before had nothing more."""
+    """Version 5 adds the non-text parts of an answer; answers stored before have none."""
     old = tmp_path / "old.sqlite3"
     with closing(sqlite3.connect(old)) as connection:
         connection.executescript((Path(__file__).parents[1] / "golden" / "ledger_version_2.sql").read_text())

@@ -1,4 +1,4 @@
-"""What only the SQLite store promises: durability, one process per file, failing closed and healing."""
+"""Properties of the SQLite store only: durability, one process per file, failing closed and recovering."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def store(path: Path) -> AsyncIterator[SqliteLedgerStore]:
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """No file of this process can grow beyond what the write-ahead log has."""
+    """No file of this process can grow beyond the size of the write-ahead log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name(path.name + "-wal").stat().st_size, hard))
     try:
@@ -97,7 +97,7 @@ async def test_every_commit_reaches_the_disk(store: SqliteLedgerStore) -> None:
 
 
 async def test_other_connections_cannot_touch_the_write_ahead_log(path: Path, store: SqliteLedgerStore) -> None:
-    """SQLite before 3.51.3 can lose data when two connections write or checkpoint at once: here only one ever can."""
+    """SQLite before 3.51.3 can lose data when two connections write or checkpoint concurrently; here only one ever can."""
     await store.reserve(reserve_request())
     log = path.with_name(path.name + "-wal")
     before = log.read_bytes()

@@ -1,4 +1,4 @@
-"""Random histories: the memory store, a durable store and a model of a few lines must agree, and no limit is ever passed."""
+"""Random histories: the memory store, a durable store and a small model must agree, and no limit is ever exceeded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Operation = Callable[[LedgerStore], Awaitable[Any]]
 
 @dataclass
 class ModelAttempt:
-    """What the model knows of an attempt: who made it, what it holds or has cost, and on which budgets."""
+    """The model's view of an attempt: its maker, its hold or cost, and its budgets."""
 
     device: str
     budgets: set[str]
@@ -74,7 +74,7 @@ class PostgresDatabase:
 
 
 class TwoStores(RuleBasedStateMachine):
-    """Does the same to both stores and compares what they say; at the end both journals must be equal and prove the tables."""
+    """Applies each operation to both stores and compares the results; at the end both journals must be equal and verify."""
 
     def __init__(self, place: SqliteFile | PostgresDatabase) -> None:
         super().__init__()

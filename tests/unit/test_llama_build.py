@@ -1,4 +1,4 @@
-"""With which arguments llama.cpp is built, where AMX works, faults, or cannot be tried."""
+"""The build arguments of llama.cpp where AMX works, faults, or cannot be tested."""
 
 from __future__ import annotations
 

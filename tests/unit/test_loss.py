@@ -1,4 +1,4 @@
-"""The loss against formulas written out the plain way."""
+"""The loss, compared with plainly written formulas."""
 
 from __future__ import annotations
 

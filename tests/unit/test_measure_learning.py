@@ -1,4 +1,4 @@
-"""What `doctor` measures beside the engine: an update of growing batches."""
+"""The learning part of `doctor --measure`: an update with growing batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the longest micro-batch is tried before learning, and what is tried: the configuration's limits, on the model's own sizes."""
+"""When the longest micro-batch is probed before learning, and its size: the configuration's limits with the model's own sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = model_file("nano-edge")
 
 
 class Recorder:
-    """A learner that only remembers what it was asked to try, and runs out of memory unless it computes again, if told to."""
+    """A learner that only records its probes, and runs out of memory unless it recomputes, if so configured."""
 
     def __init__(self, short: bool = False) -> None:
         self.tried: list[Sequence[TrainingGroup]] = []

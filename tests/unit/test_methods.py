@@ -1,4 +1,4 @@
-"""The strategies of learning: what each makes of the same scored batch, by hand."""
+"""The learning strategies: what each computes from the same scored batch, compared with hand-computed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call's OpenAI fields may hold: what has a bounded cost passes untouched, anything else is refused in one line."""
+"""The allowed OpenAI fields of a call: fields with bounded cost pass unchanged, anything else is refused in one line."""
 
 from __future__ import annotations
 

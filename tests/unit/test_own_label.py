@@ -1,4 +1,4 @@
-"""The label of questions that have none: one of their own, whatever is learned; and what older folders hold of it."""
+"""Unlabelled questions have their own label regardless of what is learned; and the label in older folders."""
 
 from __future__ import annotations
 

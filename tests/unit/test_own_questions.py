@@ -1,4 +1,4 @@
-"""A person's verdicts: what is kept of them, which items they make, and what r of each response is."""
+"""Feedback of a person: what is stored, which items it makes, and r of each response."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
 
 
 def item_of(state: StateFolder, prompt: str, final: str, correction: str | None = None) -> OwnItem:
-    """What is learned from one answer that was liked, or corrected."""
+    """The training item of one liked or corrected answer."""
     answered(state, "a", prompt, final, call_key="k")
     rated(state, "a", "bad" if correction else "good", correction)
     [own] = items(state)
@@ -243,7 +243,7 @@ async def test_question_asked_only_of_this_device_is_never_sent(state: StateFold
 async def test_law_response_of_unknown_value_moves_no_weight(
     right: list[str], wrong: list[str], answers: list[str], closed: bool, dual: float
 ) -> None:
-    """Whatever is known, the samples that are trained on are exactly those whose worth is known, and none that is known wrong gains."""
+    """For any knowledge, exactly the samples of known value are trained on, and none that is known wrong gains."""
     key = OwnKey("math", tuple(right), tuple(wrong), closed)
     item = TaskItem("x", "math", "mine", 0, "train", "2+2?", key.to_json(), AnswerKind.FEEDBACK, 4)
     group = await scored(item, [local_answer(answer) for answer in answers])

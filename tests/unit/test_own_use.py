@@ -1,4 +1,4 @@
-"""Learning from one's own use beside the phases: whose turn it is, what is counted, what a crash and a refusal change."""
+"""Learning from own use beside the phases: turns, counts, and the effect of a crash or a refusal."""
 
 from __future__ import annotations
 

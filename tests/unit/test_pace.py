@@ -1,4 +1,4 @@
-"""What a period's budget leaves: its rate, learning's share of a day, and what is expected until it ends."""
+"""The pace of a period's budget: its rate, learning's daily share, and the expected remaining cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All practice families: deterministic, disjoint, well formed, solvable as shown; which way of working is right in which band."""
+"""All practice families: deterministic, disjoint, well formed, solvable as shown; and which method is right in which band."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drawn_at_each_level(family: Family, count: int) -> list[Drawn]:
 
 
 def outcome(program: str, call: str) -> object:
-    """What a call gives after running one of the family's own programs."""
+    """The result of a call after running one of the family's own programs."""
     scope: dict[str, object] = {}
     exec(program, scope)
     return eval(call, scope)

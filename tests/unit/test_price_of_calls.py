@@ -1,4 +1,4 @@
-"""λ on what calls cost: each group weighs its call's expected cost in the advantages, in the rate and in what is reported."""
+"""λ on the cost of calls: each group weights its call's expected cost in the advantages, the rate and the report."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_invalid_price_unit_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 class Ticking(ManualClock):
-    """A second passes with each look at it."""
+    """A clock that advances a second at each reading."""
 
     def now(self) -> float:
         self.advance(1.0)

@@ -1,4 +1,4 @@
-"""Prompts that tell what help costs: how, which price, whose λ it is, and which price a wanted rate needs."""
+"""Prompts that state the price of help: wording, chosen price, source of λ, and the price for a wanted rate."""
 
 from __future__ import annotations
 

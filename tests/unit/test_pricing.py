@@ -1,4 +1,4 @@
-"""Prices in integers: never below what is due, never a whole micro-USD above, never less for more."""
+"""Integer prices: never below the exact amount, never a whole micro-USD above, never less for more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the privacy registry finds, what it leaves alone, and that everything comes back as it was."""
+"""What the privacy registry finds, what it leaves alone, and exact restoring."""
 
 from __future__ import annotations
 

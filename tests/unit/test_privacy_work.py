@@ -1,4 +1,4 @@
-"""The work of looking for what is private grows with the text and not with its square, whatever somebody wrote into it."""
+"""The work of searching for private text grows with the text and not with its square, whatever it contains."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for pattern in sys.stdin.read().split("\\0"):
 
 
 def search_all(patterns: list[str], length: int) -> None:
-    """In a process of its own, so that a pattern that hangs ends as a failure."""
+    """In a separate process, so that a hanging pattern ends as a failure."""
     script = EACH.replace("{length}", str(length))
     subprocess.run([sys.executable, "-c", script], input="\0".join(patterns), text=True, check=True, timeout=GENEROUS_S)
 

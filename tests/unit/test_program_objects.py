@@ -1,5 +1,5 @@
-"""Right programs whose tests use their classes, look at arguments changed in place, or use what they imported; and what no handle lets
-pass."""
+"""Right programs whose tests use their classes, check arguments changed in place, or use their imports; and no object handle lets a wrong
+program pass."""
 
 from __future__ import annotations
 

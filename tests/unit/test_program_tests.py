@@ -1,4 +1,4 @@
-"""The forms of tests, the reasons of verdicts, and the verifier around them. On the best sandbox of this machine."""
+"""The forms of tests, the reasons of verdicts, and the verifier around them, on the best sandbox of this machine."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_verifier_takes_the_last_python_block_after_the_preamble(sandbox: Sandbo
 
 
 class NoSandbox:
-    """Fails when it is used; a verifier must not need one for what holds no program."""
+    """Fails when used; a verifier must not need one for text without a program."""
 
     name = "absent"
 

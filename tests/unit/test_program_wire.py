@@ -1,4 +1,4 @@
-"""The encoding between judge and program: plain values come back exactly, nothing else comes at all."""
+"""The encoding between judge and program: plain values round-trip exactly, and nothing else passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of the cloud's budget, and where an answer comes from when there is nothing left or the cloud may not be asked."""
+"""The remaining cloud budget, and the source of an answer when it is exhausted or the cloud may not be asked."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _SWITCH = (("", OFF), (False, True))
 
 
 def expected(mode: str, off: str, paused: bool, trouble: str) -> tuple[str, str]:
-    """Source and a part of the reason; the scripted model always asks, and what it says without asking is well formed."""
+    """Source and a part of the reason; the scripted model always asks, and its answer without asking is well formed."""
     reason = off or (PAUSED if paused else "")
     if mode == "cloud-only":
         return ("refusal", reason) if reason else ("failure", "") if trouble else ("cloud", "mode cloud-only")

@@ -1,4 +1,4 @@
-"""Rate limits: what a device and the fleet may start, to the nanosecond."""
+"""Rate limits of a device and of the fleet, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rates(
 
 
 def started(limiter: RateLimiter, device: str, most: int = 1000) -> int:
-    """How many calls pass at once."""
+    """How many calls pass immediately."""
     for count in range(most):
         try:
             limiter.take(device)

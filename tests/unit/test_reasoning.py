@@ -1,4 +1,4 @@
-"""Splitting a stream into reasoning and answer must not depend on where the stream was cut."""
+"""Splitting a stream into reasoning and answer does not depend on the position of the cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose calls a budget refused asks for help without a call, which is no discrepancy, whatever else was refused meanwhile."""
+"""A step whose calls were refused by a budget has requests without a call, which is no discrepancy, whatever else was refused meanwhile."""
 
 from __future__ import annotations
 

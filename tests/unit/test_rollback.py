@@ -1,4 +1,4 @@
-"""Going back by itself: planted bad versions are found and left, chance is not, and nothing flaps."""
+"""Automatic rollback: planted bad versions are found and left, chance is not, and there is no oscillation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_
 
 
 class Ageing:
-    """A script by which versions answer the first so many of the anchors wrongly; the test turns versions bad when it likes."""
+    """A script by which versions answer the first few validation questions wrongly; the test can change their number."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""What a router learns from, how its threshold and quality are found on examples it was not fitted to, and what its settings mean."""
+"""The training data of a router, its threshold and quality on held-out examples, and its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder holds one run: under which settings it goes on, and that others leave it as it is."""
+"""A run folder holds one run: the settings under which it resumes; others leave it unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint's token: made once, kept for this user alone, asked for wherever other machines can come."""
+"""The endpoint's token: made once, private to this user, required wherever other machines can connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service's files and commands: what systemd and launchd read, and what is done with a service manager that is there or is not."""
+"""The service's files and commands: the input of systemd and launchd, with and without a service manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The set-up: what is installed beside llama.cpp's build, and what becomes of a part that fails."""
+"""The set-up: packages installed beside llama.cpp's build, and the outcome of a failed job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line beside an answer: what it says of the budget, and when it is silent about it."""
+"""The line beside an answer: what it reports of the budget, and when it omits it."""
 
 from __future__ import annotations
 

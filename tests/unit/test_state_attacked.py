@@ -1,4 +1,4 @@
-"""State folders as accidents leave them: new databases beside old checkpoints, later versions, damage found late, disks that fill."""
+"""State folders after accidents: new databases beside old checkpoints, later versions, damage found late, full disks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_foreign_database_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 class FullDisk(ScriptedLearner):
-    """Its adapter fits nowhere as often as is said."""
+    """A disk on which its adapter does not fit a given number of times."""
 
     failures = 1
 

@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces: found wherever the pieces end, in the answer only, never in a request for help."""
+"""Stop strings in a text that arrives in pieces: found across pieces, in the answer only, never in a request for help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = st.text("ab<c", max_size=30)
 
 
 def stopped(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, Detokenizer]:
-    """What a listener heard of a text in pieces, and the text in the end."""
+    """The pieces that a listener received, and the final text."""
     heard: list[str] = []
     spoken = Detokenizer(sampling, before, lambda text, tokens: heard.append(text))
     for number, piece in enumerate(pieces, 1):

@@ -1,4 +1,4 @@
-"""Public data sets: each schema becomes the right item, splits hold, bad records are named, and the hub is asked in one place."""
+"""Public data sets: each schema becomes the right item, splits are kept, bad records are named, and only one place uses the hub."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_unknown_name_is_refused_with_a_hint(tmp_path: Path, name: str, error: t
 
 
 class FakeHub:
-    """Stands in for huggingface_hub.snapshot_download: gives a folder or fails like the library."""
+    """Replaces huggingface_hub.snapshot_download: returns a folder or fails like the library."""
 
     def __init__(self, folder: Path, failure: Exception | None = None) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The forms in which a person's own questions may come: prompt and completion, conversations, CSV; and how each is judged."""
+"""The accepted forms of a person's own questions (prompt and completion, conversations, CSV), and how each is judged."""
 
 from __future__ import annotations
 

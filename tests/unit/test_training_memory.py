@@ -1,4 +1,4 @@
-"""The memory of learning, against numbers worked out by hand for a model small enough to count."""
+"""The memory of learning, compared with hand-computed numbers for a small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of TRL's is whole, and which one a run goes on from. None of it needs TRL."""
+"""Which TRL checkpoint is complete, and from which one a run resumes. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.integrations.trl.checkpoints import checkpoints, newest_whole
 
 
 def steps(folder: Path) -> tuple[int | None, list[int]]:
-    """The step that a run goes on from, and those of newer checkpoints that are not whole."""
+    """The step from which a run resumes, and the newer incomplete checkpoints."""
     whole, broken = newest_whole(checkpoints(folder))
     return (None if whole is None else whole.step), [one.step for one in broken]
 

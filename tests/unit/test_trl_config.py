@@ -1,4 +1,4 @@
-"""What a TRL run is told, which prompts its steps get, and how two runs are held against each other; none of it needs TRL."""
+"""The configuration of a TRL run, the prompts of its steps, and the comparison of two runs. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _five_series(number: int, side: int, steps: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("steps", [24, 60])
 def test_about_one_of_a_hundred_equal_comparisons_reports_a_difference(steps):
-    """A rule of 2.6 standard errors says so of ten: they are known from ten blocks only, and five measures are looked at."""
+    """A rule of 2.6 standard errors would report ten: the errors come from ten blocks only, and five measures are compared."""
     apart = 0
     for number in range(300):
         sides = [_five_series(number, side, steps) for side in (1, 2)]

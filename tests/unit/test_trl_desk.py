@@ -114,7 +114,7 @@ async def test_weighted_scores_give_the_coefficients_of_the_agents_own_update(wo
 
 
 def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> list[float]:
-    """What TRL multiplies Σ log π with, in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of those that count."""
+    """TRL's factor of Σ log π in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of the counted responses."""
     found = []
     for start in range(0, len(verdicts), size):
         shaped = [one.weight * (one.reward - dual * one.cost) for one in verdicts[start : start + size] if one is not None]

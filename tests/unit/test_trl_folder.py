@@ -1,5 +1,5 @@
-"""Which folder a TRL run may take and what it may remove there: steps that were made bind it to their settings, starts that failed do not,
-and nothing of anybody else's is touched. None of it needs TRL."""
+"""The folders that a TRL run may use, and what it may remove there: completed steps bind a folder to their settings, failed starts do not,
+and foreign files are never touched. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
 
 
 def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
-    """What a run leaves that made so many steps; `opened`: it was killed in the one after them."""
+    """The folder of a run with so many steps; `opened`: it was killed in the next one."""
     out.mkdir()
     (out / "config.yaml").write_text(resolved(out).to_yaml())
     with StateFolder(out / "state") as state:
@@ -40,13 +40,13 @@ def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
 
 
 def take(settings: Resolved[TrlConfig], *, fresh: bool = False, model: str = "") -> Start:
-    """What a run does that begins, and ends at once."""
+    """A run that starts and ends immediately."""
     with HeldFolder(settings, fresh=fresh) as held, held.beginning(model) as start:
         return start
 
 
 def listed(out: Path) -> dict[str, str]:
-    """Everything in a folder but the marks of runs and what SQLite makes of a database that was opened."""
+    """Everything in a folder except the marks of runs and SQLite's files of an opened database."""
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json" and "sqlite-" not in path.name]
     return {str(path.relative_to(out)): path.read_text(encoding="latin-1") for path in files}
 
@@ -124,7 +124,7 @@ def test_folder_in_use_by_a_run_is_refused(fresh: bool, tmp_path: Path) -> None:
 
 
 def whole_run(out: Path) -> Path:
-    """All that a run leaves that made three steps."""
+    """The complete folder of a run with three steps."""
     begun(out, steps=3)
     for name in ("trained", "adapter", "model-0123456789ab", "state-1"):
         (out / name).mkdir()

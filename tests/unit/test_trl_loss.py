@@ -1,4 +1,4 @@
-"""TRL's own loss and advantages against the paper's: gradients, masked responses, and the GRPO baseline on the same numbers."""
+"""TRL's own loss and advantages, compared with the paper's: gradients, masked responses, and the GRPO baseline on the same numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COSTS = (1, 0, 0, 1, 0, 0, 1, 0)
 
 
 class FixedDesk:
-    """Answers with the verdicts it was made with."""
+    """Returns fixed scores."""
 
     def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
         self.given, self.dual = list(verdicts), dual

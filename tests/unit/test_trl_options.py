@@ -1,4 +1,4 @@
-"""Which of TRL's options a person may set: every field of GRPOConfig is decided on, and what changes the method is refused by name."""
+"""Which of TRL's options a user may set: every field of GRPOConfig is covered, and those that change the method are refused by name."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Alone:
 
 
 class NotedDesk:
-    """A desk that notes what is asked of it and answers by a response's first id: 0 leaves its group, others are reward and cost."""
+    """A desk that records its requests and scores by a response's first id: 0 leaves its group, others are reward and cost."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""Calls whose reply was lost: what they cost is found out exactly once, and a request that may be on its way is waited for."""
+"""Calls whose reply was lost: their cost is looked up exactly once, and a request that may still arrive is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstreams, aliases and prices as configuration: what is taken, what is refused, and what a call will cost."""
+"""Upstreams, aliases and prices as configuration: what is accepted, what is refused, and the cost of a call."""
 
 from __future__ import annotations
 

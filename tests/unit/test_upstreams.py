@@ -1,4 +1,4 @@
-"""Which upstreams a call meets, in which order, and what its failures say about them."""
+"""Which upstreams a call uses, in which order, and how failures count against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A used-up budget in the words of people: what is used, of which limit, and what can be done."""
+"""The message of an exhausted budget: the use, the limit, and what to do."""
 
 from __future__ import annotations
 

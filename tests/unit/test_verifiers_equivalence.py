@@ -1,4 +1,4 @@
-"""Equivalence of mathematical answers: what is the same, what is not, and that no input can hang or break the caller."""
+"""Equivalence of mathematical answers: what is equal, what is not, and no input can hang or break the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification finds whatever was changed behind the ledger's back."""
+"""Verification finds any manipulation of the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ENTRIES = 46
 
 
 async def write_history(store: LedgerStore) -> None:
-    """Two steps and some serving: an answer, a copy, a refund with a second try, a failure, a doubt, a sweep, a purge, an open hold."""
+    """Two steps and some serving: an answer, a replay, a refund with a second try, a failure, an unconfirmed call, a sweep, a purge, an
+    open hold."""
     await store.open_step(open_request())
     for key in ("answered", "refused", "garbage"):
         await store.reserve(reserve_request(key, step=0, cache_key=f"cache {key}"))
@@ -269,7 +270,7 @@ async def test_forged_entry_is_found_even_with_a_recomputed_chain(
 
 
 def shared_reports_swapped(journal: list[JournalEntry]) -> list[JournalEntry]:
-    """Both reports to a fleet's price are honest; their order is part of what λ is."""
+    """Both reports to a fleet's price are honest, but λ depends on their order."""
     entries = [(entry.at_ms, entry.kind, entry.data()) for entry in journal]
     one, other, *_ = (at for at, (_, kind, data) in enumerate(entries) if kind == "close_step" and "round_units" in data)
     entries[one], entries[other] = entries[other], entries[one]

@@ -174,7 +174,7 @@ def test_masked_responses_and_padding_have_no_advantage(batch):
 
 @pytest.fixture
 def plain(batch: SimpleNamespace) -> SimpleNamespace:
-    """The batch without padding: verl's GRPO knows neither costs nor masks."""
+    """The batch without padding; verl's GRPO uses neither costs nor masks."""
     rows = [row for row in range(len(ORDER)) if batch.groups[row] != "pad"]
     return SimpleNamespace(scores=batch.scores[rows], mask=torch.ones(len(rows), TOKENS), groups=batch.groups[rows])
 
@@ -297,7 +297,7 @@ def small(*overrides: str) -> Any:
 
 
 def response(text: str, number: int = 7, **fields: Any) -> Any:
-    """What verl's agent loop hands to a reward worker: a batch of one."""
+    """The batch of one that verl's agent loop passes to a reward worker."""
     ids, prompt = Letters().encode(text)[:120], [1, 2]
     tensors = {"prompts": [prompt], "responses": [ids], "attention_mask": [[1] * (len(prompt) + len(ids))]}
     beside = {"extra_info": as_row(item(number), number)["extra_info"], "data_source": "sums", **fields}

@@ -1,4 +1,4 @@
-"""Advantages for verl's flat batches, and the outcomes they are made of: no verl needed."""
+"""Advantages for verl's flat batches, and the outcomes they are computed from. Needs no verl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that verl sampled, judged one by one by several workers over one coordinator: no verl needed."""
+"""Responses sampled by verl, judged one by one by several workers with one coordinator. Needs no verl."""
 
 from __future__ import annotations
 

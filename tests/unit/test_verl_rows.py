@@ -1,4 +1,4 @@
-"""The project's tasks as verl's parquet files: no verl needed."""
+"""The project's tasks as verl's parquet files. Needs no verl."""
 
 from __future__ import annotations
 

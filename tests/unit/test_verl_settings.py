@@ -1,4 +1,4 @@
-"""What a launch file for verl must say, judged without verl."""
+"""The required settings of a launch file for verl. Needs no verl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put(config: dict[str, Any], dotted: str, value: Any) -> None:
 
 @pytest.fixture
 def launch() -> dict[str, Any]:
-    """The launch file, and of verl's own defaults those that the method leaves as they are (test_verl_adapter has the real ones)."""
+    """The launch file, with those of verl's defaults that the method keeps (test_verl_adapter has the real ones)."""
     config: dict[str, Any] = yaml.safe_load((HERE / "config" / "dagrpo.yaml").read_text())
     config["trainer"]["default_local_dir"] = "checkpoints"
     for need in NEEDS:

@@ -1,4 +1,4 @@
-"""The driver's learning steps over verl's restarts: no verl needed."""
+"""The driver's learning steps across verl's restarts. Needs no verl."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def one_step(steps: TrainingSteps, help_units: int) -> tuple[float, float]:
 
 
 def alone(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run on a loop of its own, as another process would."""
+    """Run on a separate event loop, as another process would."""
     thread = LoopThread()
     try:
         thread.run(coroutine)

@@ -1,7 +1,7 @@
 """The wire only grows: no number of a field, method or enum value is ever used for something else.
 
-`wire.json` beside this file lists what was released. Who adds a field or method adds it there in the same change; nothing in it may be
-altered or removed.
+`wire.json` beside this file lists what was released. A new field or method is added there in the same change; nothing in it may be altered
+or removed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The keys of verl 0.9.1 that a launch file may set as it likes, by the reason why. `section.*` is a whole section. What the method needs
-is in tools/integrations/verl/method.py; a key that stands in neither is one that nobody has decided on.
+is in tools/integrations/verl/method.py; a key in neither place is undecided.
 """
 
 from __future__ import annotations
