@@ -34,9 +34,9 @@ _STRAYS_NAMED = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why.
+    """Run a command; 1 when a measured claim does not hold or something failed, 2 for wrong usage, with one line of explanation.
 
-    `run` also ends with 75 where something is left to others or waits, and with 130 where it was stopped.
+    `run` also ends with 75 where cells are left to others or waiting, and with 130 where it was stopped.
     """
     chosen = _parser().parse_args(arguments)
     return ending(lambda: int(chosen.play(chosen)))
@@ -134,7 +134,7 @@ def play_figure(arguments: argparse.Namespace) -> int:
 
 
 def play_report(arguments: argparse.Namespace) -> int:
-    """Fill the marks of the report and of the page of results, or of other files, and say where they are."""
+    """Fill the marks of the report and of the page of results, or of other files, and print their paths."""
     require_folder(arguments.results)
     if not arguments.files and [arguments.results.resolve(), arguments.chosen.resolve()] != [RESULTS, CHOSEN_FILE]:
         raise UsageError("the project's own pages show its own results", hint="give a FILE with marks for other ones")

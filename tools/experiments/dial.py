@@ -1,6 +1,6 @@
-"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth. One agent with its embedded coordinator
-answers everything; each run is a task label of its own, so that its dial begins with nothing, except where a run is to begin warm.
-Every answer is greedy, so a question is the same question in every run.
+"""How well the budget dial holds its rate on a real, frozen model, and the accuracy at each rate. One agent with its embedded coordinator
+answers everything; each run has its own task label, so that its dial starts cold, except where a run is to start warm. Every answer is
+greedy, so a question is the same question in every run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EASY_FIRST = "mix shifts half way"
 
 @dataclass(frozen=True, slots=True)
 class KnownItem:
-    """A question with what the model and the cloud make of it, and the help log-odds (nats) of the free answer's decision."""
+    """A question with the answers of model and cloud, and the help log-odds (nats) of the free answer's decision."""
 
     item: TaskItem
     local_right: bool
@@ -44,7 +44,7 @@ class KnownItem:
 
 @dataclass(frozen=True, slots=True)
 class DialRun:
-    """One run: where the dial began and how it ended.
+    """One run: the dial's start and end.
 
     `kind` is cold, warm, "mix shifts half way" or "set moves half way"; `rates_by_question` the realised rate after each question since τ
     was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight.
@@ -83,7 +83,7 @@ def config_for(state: Path, *sets: str) -> AgentConfig:
 
 
 class Experiment:
-    """Runs over one agent. `tell` is told a line after each run."""
+    """Runs over one agent. `report` receives a line after each run."""
 
     def __init__(self, agent: Agent, verifier: Verifier, report: Callable[[str], None]) -> None:
         self._agent = agent
@@ -91,7 +91,7 @@ class Experiment:
         self._report = report
 
     async def known(self, items: Sequence[TaskItem]) -> list[KnownItem]:
-        """What local-only and cloud-only make of each."""
+        """The answers of local-only and cloud-only to each question."""
         known = []
         for item in items:
             local = await self._ask(item, "known", "local-only")
@@ -150,7 +150,7 @@ def _run_of(
 
 
 def _at_the_best_threshold(known: Sequence[KnownItem], asked: int) -> float:
-    """Joint accuracy when exactly the `asked` highest log-odds go to the cloud."""
+    """Joint accuracy when exactly the `asked` highest log-odds are sent to the cloud."""
     order = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds, reverse=True)
     return (sum(one.cloud_right for one in order[:asked]) + sum(one.local_right for one in order[asked:])) / len(known)
 

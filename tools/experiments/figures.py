@@ -1,4 +1,4 @@
-"""Figures as small SVG files. A figure of what has no result is not drawn; the same results give the same bytes."""
+"""Figures as small SVG files. A figure without results is not drawn; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _draw(path: Path, findings: Findings, paint: Paint) -> None:
 
 
 def _rounded(svg: bytes) -> bytes:
-    """Coordinates to a hundredth of a point, which is half of the bytes; words and their numbers stay."""
+    """Round coordinates to a hundredth of a point, which halves the bytes; text and its numbers stay."""
     lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
     return b"\n".join(line.rstrip() for line in lines)
 
@@ -115,7 +115,7 @@ def _schedules(figure: Any, findings: Findings) -> None:
 
 
 def _sensitivity(figure: Any, findings: Findings) -> None:
-    """Left the rate while learning, right what each value ends with."""
+    """Left: the rate while learning; right: the final values for each setting."""
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
     model, name = findings.spec.models[0], key.rpartition(".")[2]
@@ -194,7 +194,7 @@ def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
 
 
 def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
-    """Mean over families, and the seeds that have all of them, of something of the look after the phase of their group."""
+    """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
     evaluations = by_common_seed(row.parts(findings, model, FIRST))
     means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None

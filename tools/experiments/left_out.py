@@ -1,7 +1,7 @@
-"""The sums of a look, whole and with each group of its items left out, the rule applied anew.
+"""The sums of an evaluation, whole and with each group of its items left out, the rule applied anew.
 
-What ranks items is worth something only together: without an item another one takes its place at the threshold. So an interval of it comes
-from leaving out groups, which are by lot, the same in every look of as many items.
+A ranking of items has a value only as a whole: without an item another one takes its place at the threshold. So its interval comes from
+leaving out random groups, the same in every evaluation with as many items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Content = tuple[Sequence[Any], ...]
 
 
 def left_out(evaluation: Evaluation, rule: Rule) -> LeftOut:
-    """What a rule comes to."""
+    """The sums of a rule, whole and with each group left out."""
     if ranks(rule):
         return _ranked(rule, _content(evaluation))
     columns = [share.columns for share in rule(evaluation)]
@@ -40,12 +40,12 @@ def left_out_at_the_rate_of(other: LeftOut, evaluation: Evaluation) -> LeftOut:
 
 
 def side_by_side(first: LeftOut, second: LeftOut) -> LeftOut:
-    """The sums of two looks at the same items."""
+    """The sums of two evaluations of the same items."""
     return [[*one, *other] for one, other in zip(first, second, strict=True)]
 
 
 def together(parts: Sequence[LeftOut]) -> LeftOut:
-    """The sums of several looks as if they were one."""
+    """The sums of several evaluations together."""
     return [[math.fsum(column) for column in zip(*sums, strict=True)] for sums in zip(*parts, strict=True)]
 
 
@@ -60,7 +60,7 @@ def estimated(left_S: Sequence[LeftOut], statistic: Statistic) -> Estimate | Non
 
 
 def estimated_of(evaluations: Sequence[Evaluation], value: Callable[[Evaluation], float | None]) -> Estimate | None:
-    """The mean over seeds of what a look, one for each, is worth as a whole. None where it is not defined."""
+    """The mean over seeds of a statistic of a whole evaluation, one for each seed. None where it is not defined."""
     if not evaluations:
         return None
     contents = [_content(evaluation) for evaluation in evaluations]
@@ -69,7 +69,7 @@ def estimated_of(evaluations: Sequence[Evaluation], value: Callable[[Evaluation]
 
 
 def as_one(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """The items of several looks as one, so that one threshold ranks them all."""
+    """The items of several evaluations as one, so that one threshold ranks them all."""
     columns = zip(*map(_content, evaluations), strict=True)
     return {name: [one for part in parts for one in part] for name, parts in zip(_COLUMNS, columns, strict=True)}
 

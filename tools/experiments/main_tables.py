@@ -1,7 +1,7 @@
 """The tables of the main experiment: the paper's Tables 1 and 2 on practice tasks, and the comparison that the paper leaves out.
 
-Joint accuracy grows with what is sent, so a method that asks a little more looks a little better. So every adapter is also held to exactly
-the same share of questions sent to the cloud, where only who is sent counts.
+Joint accuracy grows with the share sent to the cloud, so a method that asks slightly more appears slightly better. So every adapter is
+also compared at exactly the same share, where only the choice of items counts.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read a table: what is counted, whose rows, who decides, and which share stands beside it."""
+    """One way to read a table: the counted statistic, the rows, the decision rule, and the share shown beside it."""
 
     title: str
     value: Statistic
@@ -205,7 +205,7 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
 
 
 def summary_table(findings: Findings) -> Table:
-    """Joint accuracy by own decision and at equal rate, during and post, and what is forgotten; all four families together."""
+    """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
     def at_own_rate(parts: list[Part], rule: Rule) -> str:
         right, asked = pooled(parts, rule, accuracy), pooled(parts, rule, rate)
@@ -274,12 +274,12 @@ def _bound(parts: list[Part], share: float) -> str:
 
 
 def minus(mine: Sequence[Part], theirs: Sequence[Part], one: Contestant, other: Contestant) -> Estimate | None:
-    """What one is ahead of another at the same rate, item by item and seed by seed; in accuracy, not in points."""
+    """The lead of one over another at the same rate, by item and seed; in accuracy, not in points."""
     return compared(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)), difference(accuracy))
 
 
 def _lead(findings: Findings, model: str, other: Contestant, phase: int) -> Estimate | None:
-    """What DA-GRPO is ahead of another, all four families together."""
+    """DA-GRPO's lead over another, all four families together."""
     mine, theirs = (row.parts(findings, model, phase) for row in (DA_GRPO, other))
     return minus(mine, theirs, DA_GRPO, other)
 
@@ -321,7 +321,7 @@ def pooled_differences(findings: Findings) -> Table:
 
 
 def forgotten(findings: Findings) -> Table:
-    """During minus post of the same runs: what the other group's phase cost where a change of the rate cannot hide it or look like it."""
+    """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
         during, post = (row.parts(findings, model, phase) for phase in _PHASES)
@@ -369,7 +369,7 @@ def primary(findings: Findings) -> Table:
 
 
 def _best_rival(findings: Findings, model: str) -> Contestant | None:
-    """The other with the highest joint accuracy; None until all of them have been run with one seed at least."""
+    """The other method with the highest joint accuracy; None until all of them have at least one seed."""
     found = [(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
@@ -393,13 +393,13 @@ def _lead_over(findings: Findings, best: Mapping[str, Contestant]) -> Estimate |
 
 
 def one_threshold_table(findings: Findings) -> Table:
-    """Joint accuracy where one threshold for all items of an adapter sends the share, and what DA-GRPO is ahead there.
+    """Joint accuracy where one threshold for all items of an adapter sends the share, and DA-GRPO's lead there.
 
-    With a rate for each family nobody has to know which families are hard for him. A person's dial may have to.
+    With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
 
     def adapters(parts: Sequence[Part]) -> list[list[Evaluation]]:
-        """For each seed one look for each adapter, of all its families together."""
+        """For each seed one evaluation for each adapter, of all its families together."""
         step = len(ALL_FAMILIES)
         return [
             [left_out.as_one(evaluations[begin : begin + step]) for begin in range(0, len(evaluations), step)]
@@ -568,7 +568,7 @@ _COSTS = {
 
 
 def _costs(result: Result) -> list[float]:
-    """What one run cost, in the order of _COSTS."""
+    """The cost of one run, in the order of _COSTS."""
     cost = result.body["cost"]
     training = cost["training"]
     usual = GVPO_UPDATES if result.cell.method == "gvpo" else 1

@@ -1,7 +1,7 @@
-"""What is measured on held-out items: who answers which item under a rule, and what that is worth.
+"""Measures on held-out items: who answers which item under a rule, and the resulting accuracy.
 
-A rule says of each item how likely it is that the cloud answers it. Random routing is not drawn: its share stands for itself, so that its
-accuracy is the expected one. Items that a threshold ties share what is left of the rate.
+A rule gives for each item the probability that the cloud answers it. Random routing is not sampled, so that its accuracy is the expected
+one. Items with tied scores share the rest of the rate.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def at_random(rate: float) -> Rule:
 
 
 def routed(evaluation: Evaluation) -> list[Share]:
-    """A trained classifier sends what it expects to fail; what it never saw (an unfinished response) stays."""
+    """A trained classifier sends the items it expects to fail; items without a score (an unfinished response) stay."""
     threshold = evaluation["router_fit"]["threshold"]
     sent = [float(p is not None and p > threshold) for p in evaluation["router"]]
     return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(sent, _pairs(evaluation), strict=True)]
@@ -67,15 +67,15 @@ class _Threshold:
 
 
 def by_threshold(rate: float, by: By = "help") -> Rule:
-    """The items that score highest go to the cloud until this share is reached; items without a score stay.
+    """The items with the highest scores are sent to the cloud until this share is reached; items without a score stay.
 
-    By log-odds of asking those that the model asks for by itself come first: the log-odds are of its first decision, and it may ask later.
+    By log-odds of asking, the items the model asks about itself come first: the log-odds are of its first decision, and it may ask later.
     """
     return _Threshold(rate, by)
 
 
 def ranks(rule: Rule) -> bool:
-    """Whether what becomes of an item under a rule hangs on the other items."""
+    """Whether an item's outcome under a rule depends on the other items."""
     return isinstance(rule, _Threshold)
 
 
@@ -90,13 +90,13 @@ def rate(sums: Sums) -> float | None:
 
 
 def kept_accuracy(sums: Sums) -> float | None:
-    """Right among what is kept; None where nothing is."""
+    """Accuracy of the local answers; None without any."""
     kept = sums[0] - sums[1]
     return sums[2] / kept if kept > 1e-9 else None
 
 
 def forgetting(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
-    """(during - after) / during of sums of both looks, the earlier one's first."""
+    """(during - after) / during of sums of both evaluations, the earlier one's first."""
 
     def value(sums: Sums) -> float | None:
         half = len(sums) // 2
@@ -123,12 +123,12 @@ def second(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]
 
 
 def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[float, ...]]:
-    """The columns of two looks at the same items."""
+    """The columns of two evaluations of the same items."""
     return [(*one.columns, *other.columns) for one, other in zip(first, second, strict=True)]
 
 
 def oracle(evaluation: Evaluation, share: float) -> float:
-    """The most that this rate can give: the cloud gets what fails locally and what it answers right, first."""
+    """The maximum accuracy at this rate: items that fail locally and that the cloud answers rightly are sent first."""
     pairs = _pairs(evaluation)
     gained = sum(cloud > local for local, cloud in pairs)
     return (sum(local for local, _ in pairs) + min(share * len(pairs), gained)) / len(pairs)

@@ -1,8 +1,8 @@
-"""Red team of the privacy registry: how much of what is planted is found, and how often something is found where nothing is.
+"""Red team of the privacy registry: how many planted secrets are found, and how many false alarms there are.
 
-`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. Everything planted is made up.
-A planted thing counts as leaked when six tenths of it in one piece are still to be read in the redacted text. What is out of reach is
-measured too and marked: texts that must be decoded or understood first.
+`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. All secrets are made up. A secret counts as
+leaked when six tenths of it in one piece remain in the redacted text. Out-of-scope cases are measured too and marked: texts that must be
+decoded or understood first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALNUM = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One private thing in a text: what it is, how it is disguised, and whether the registry means to find it there."""
+    """One secret in a text: its kind, its disguise, and whether the registry is meant to find it."""
 
     kind: Kind
     disguise: str
@@ -50,7 +50,7 @@ class Planted:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the planted things of one kind and disguise."""
+    """The outcomes for the secrets of one kind and disguise."""
 
     planted: int = 0
     replaced: int = 0
@@ -160,7 +160,7 @@ def key(rng: random.Random) -> tuple[str, None]:
 
 
 def password(rng: random.Random) -> tuple[str, None]:
-    """A password; the text says that it is one."""
+    """A password that the text labels as one."""
     return rng.choice(["hunter", "Zq", "swordfish", "Tr0ub4dor"]) + rng.choice(["", "!"]) + str(
         rng.randrange(10, 10_000)
     ) + rng.choice(["", "$", "x"]), None

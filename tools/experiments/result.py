@@ -1,9 +1,9 @@
-"""The result of one cell: a JSON file from which every table and figure can be made again.
+"""The result of one cell: a JSON file from which every table and figure can be regenerated.
 
 Form 1. `series` has one value a step: `dual` (λ after the step), `assist`, `joint`, `kept` (accuracy of kept responses, null: none was
 kept), `reward`, `format`, `entropy`, `calls` (billed). `held_out` has one entry for each source and time of evaluation: `step`, `phase`
 (phases done), and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. `settings` and `models` (digests of the model
-files) say what it was measured with. Later versions only add keys.
+files) identify the measured configuration. Later versions only add keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished cell and what it gave."""
+    """A finished cell and its result."""
 
     cell: Cell
     body: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Result:
 
 
 def result_file(cell: Cell, folder: Path = RESULTS) -> Path:
-    """Where a cell's result lies."""
+    """The path of a cell's result."""
     return folder / f"{cell.key}.json"
 
 
@@ -96,7 +96,7 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The new text or the old one, whenever the machine stops and whoever else writes it. Raises OSError for what is no regular file."""
+    """Replace a file atomically, also with concurrent writers. Raises OSError for a non-regular file."""
     path = path.resolve()  # behind a link lies what is meant
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -203,7 +203,7 @@ class _Body(_Form):
 
 
 def require_form(cell: Cell, body: Any) -> None:
-    """Raises ValueError, saying what is not as it should be, unless this is a whole result of the cell."""
+    """Raises ValueError with the defect unless this is a complete result of the cell."""
     try:
         read = _Body.model_validate(body)
     except ValidationError as error:
@@ -217,7 +217,7 @@ def require_form(cell: Cell, body: Any) -> None:
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that is wrong: where, and what."""
+    """The first defect: its place and description."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
@@ -249,7 +249,7 @@ def settings_of(config: AgentConfig) -> dict[str, Any]:
 
 
 def models_of(config: AgentConfig) -> dict[str, str]:
-    """A digest of the SLM's file and of the cloud LLM's, by name; what is not on this machine is left out."""
+    """Digests of the SLM's file and the cloud LLM's, by name; missing files are left out."""
     embedded = config.coordinator.embedded
     names = [config.model.path, *([embedded.path or embedded.model] if embedded.upstream == "bundled" else [])]
     return {name: found for name in names if (found := _digest_of(name)) is not None}
@@ -264,7 +264,7 @@ def cloud_of(config: AgentConfig) -> str:
 
 
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
-    """One thing that would be different now; None where nothing is. Keys that came later are not compared."""
+    """One difference from today's settings or models; None where there is none. Keys added later are not compared."""
     config = cell.resolved("state").config
     for key, then, now in _both(_as_named_today(body.get("settings", {})), settings_of(config)):
         if then != now:
@@ -277,7 +277,7 @@ def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
 
 
 def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of an older result with what has another name now (`LearningConfig` reads older files the same way)."""
+    """The settings of an older result under today's names (`LearningConfig` reads older files the same way)."""
     learning = settings.get("learning", {})
     if "price" not in learning or isinstance(learning["price"], str):
         return settings
@@ -333,7 +333,7 @@ def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
 
 
 def training_cost(steps: Sequence[StepFinished]) -> dict[str, Any]:
-    """What learning asked and paid: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
+    """The requests and cost of learning: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
     prompts, responses = sum(step.scores.prompts for step in steps), sum(step.scores.responses for step in steps)
     help_units = sum(round(step.control.assist_rate * step.scores.responses) for step in steps)
     calls = sum(step.cloud.cloud_calls for step in steps)

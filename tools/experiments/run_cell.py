@@ -1,7 +1,8 @@
-"""Running one cell in this process: learn its phases with the product's own loop, evaluate held-out items in between, write the result.
+"""Runs one cell in this process: learns its phases with the product's own loop, evaluates held-out items in between, and writes the
+result.
 
-Everything is kept in the cell's folder as it happens: `state` (the agent's own),
-`events.jsonl`, `looks/step-000100/SOURCE.json`, `adapters/step-000100`, `usage`; the same call goes on wherever it was cut.
+Everything is stored in the cell's folder as it happens: `state` (the agent's own), `events.jsonl`, `looks/step-000100/SOURCE.json`,
+`adapters/step-000100`, `usage`; the same call resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = l
 
 
 def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
-    """Write down what a cell is begun with. Raises EdgeError where it was begun with something else: one result would hold both."""
+    """Record the cell's initial settings. Raises EdgeError where it was started with other ones: one result would mix both."""
     if not file.is_file():
         write_whole(file, json.dumps({"settings": settings_of(config), "models": models_of(config)}))
         return
@@ -124,7 +125,7 @@ async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, report: R
 
 
 def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
-    """A cell whose runner is gone ends after its step."""
+    """Ends a cell after its step when its runner is gone."""
     parent = os.getppid()
 
     async def watched(plan: StepPlan | None, steps_done: int, version: int) -> None:
@@ -148,7 +149,7 @@ class Evaluator:
     report: Report
 
     async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
-        """`plan` is what comes next, None when all phases are done."""
+        """`plan` is the next step, None when all phases are done."""
         self.meter.note()
         self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
         phases_done = len(self.cell.phases) if plan is None else plan.phase
@@ -176,7 +177,7 @@ class Evaluator:
         self.meter.note()
 
     def _keep_adapter(self, steps_done: int) -> Path | None:
-        """A copy of the adapter in use, for what is done with it later."""
+        """A copy of the active adapter for later use."""
         used = self.agent.adapter.in_use()
         if used is None:
             return None
@@ -259,7 +260,7 @@ class Meter:
         self._commit = commit_of(_ROOT)
 
     def note(self) -> None:
-        """Write down what was used so far; programs are those that this process has waited for (judged programs)."""
+        """Record the use so far; programs are those that this process has waited for (judged programs)."""
         own, programs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         self._read_coordinator()
         body = {

@@ -1,7 +1,7 @@
-"""Which of the agent's settings hold where another engine trains.
+"""Which of the agent's settings apply where another engine trains.
 
-A setting that an engine does not follow is refused by name when it is set to anything but its default, never passed over: a run must be
-what its configuration says. What is not named here holds, or belongs to parts of the agent that do not learn.
+A setting that an engine does not follow is refused by name unless it has its default, never ignored: a run must match its configuration.
+Settings not named here apply, or belong to parts of the agent that do not learn.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ REFUSED_BY_VERL: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """A setting of the agent that does not hold: its dotted key, and in words what it must be and why."""
+    """A setting of the agent that does not apply: its dotted key, and the required value with the reason, in words."""
 
     key: str
     refusal: str

@@ -1,8 +1,8 @@
-"""The cheapest gRPC server there can be, as a baseline: DeviceService's calls, answered with a constant at once.
+"""The cheapest possible gRPC server, as a baseline: DeviceService's calls, answered immediately with a constant.
 
     python -m tools.bench.coordinator.echo
 
-Says its port in one line of JSON. Parsing and writing messages is included, nothing else is.
+Prints its port in one line of JSON. Includes parsing and writing messages only.
 """
 
 from __future__ import annotations

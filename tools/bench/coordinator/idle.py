@@ -1,9 +1,10 @@
-"""Many idle devices: each a connection of its own that watches its budget. What they cost the coordinator in memory and others in time.
+"""Many idle devices, each with its own connection that watches its budget. Measures the coordinator's memory and the effect on other
+calls.
 
     python -m tools.bench.coordinator.idle JOB
 
-This is one client process of several: it connects, says when every device has its first budget, and stays until it is killed. The latency
-of calls is measured by the load process.
+This is one client process of several: it connects, reports when every device has its first budget, and stays until it is killed. The
+latency of calls is measured by the load process.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: con
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Allow this process and what it starts so many open files, as far as the system lets us."""
+    """Raise the limit of open files for this process and its children, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

@@ -1,5 +1,5 @@
 """The load on a service, in a process of its own whose processor time is not counted; that of the services is, over exactly the measured
-seconds. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one is really made, held and
+seconds. Calls belong to a learning step that the device has opened, each with its own prompt, so that every one is really made, held and
 settled.
 """
 
@@ -30,10 +30,10 @@ Act = Callable[[int, int], Awaitable[None]]
 
 
 class Service(Protocol):
-    """What is loaded."""
+    """The service under load."""
 
     async def prepare(self) -> None:
-        """Whatever must be before the first call."""
+        """Setup before the first call."""
         ...
 
     async def call(self, worker: int, number: int) -> None:
@@ -100,7 +100,7 @@ class GrpcService:
         await self.stubs[at].GetBudget(budget_pb2.GetBudgetRequest(task=self.task), metadata=self.metadata[at])
 
     async def open_numbered(self, worker: int, number: int) -> None:
-        """OpenStep of a task of its own, which `close_numbered` closes."""
+        """OpenStep of a separate task, which `close_numbered` closes."""
         from edge.rpc.v1 import step_pb2
 
         at = number % len(self.stubs)
@@ -183,7 +183,8 @@ class Meter:
 
 @dataclass(slots=True)
 class Tally:
-    """Times of what succeeded while it was measured, and what went wrong at any time. `enough` is set by that or at `wanted` times."""
+    """Times of successful calls in the measured period, and errors at any time. `enough` is set by an error or at `wanted`
+    times."""
 
     measuring: bool = False
     wanted: int = 0
@@ -324,7 +325,7 @@ async def _stream(
 
 
 async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job asks for."""
+    """Run the measurement of the job."""
     phase = job["phase"]
     service: Any = (
         GrpcService(job["target"], job["tokens"], job["devices"], phase)

@@ -1,6 +1,6 @@
-"""One round of one service: start it, load it phase by phase, look at its memory, check its books, end it.
+"""One round of one service: start it, load it phase by phase, sample its memory, audit its ledger, end it.
 
-Every phase is a load process of its own; the mock cloud LLM is another. Times nothing itself.
+Every phase is a separate load process, as is the mock cloud LLM. Measures no time itself.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _settlement(number: int) -> Any:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill, kill, start, look."""
+    """Fill a ledger, kill the process, start a coordinator, and measure."""
     with scratch_folder(job) as scratch:
         state = scratch / "state"
         state.mkdir()

@@ -1,4 +1,4 @@
-"""Results to rows of the table: what is held against which goal."""
+"""Converts results to rows of the table with their goals."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
 
 
 def soak_row(result: Mapping[str, Any]) -> Row:
-    """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
+    """Growth between the sample after the first quarter and the last one; descriptors, threads and tasks at rest."""
     row, samples = Row("soak", "soak", {"ours": [result]}), result["looks"]
     first, last = samples[max(0, len(samples) // 4 - 1)], samples[-1]
     bounds = (8, 4, 8, 16.0)
@@ -137,7 +137,7 @@ def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _added(rounds: Rounds, name: str) -> list[float]:
-    """Above what the upstream itself takes, by its median."""
+    """The latency above the upstream's median."""
     phases = [result["phases"]["latency"] for result in rounds]
     return [phase["ms"][name] - phase["direct_ms"]["p50"] for phase in phases]
 

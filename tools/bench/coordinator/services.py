@@ -1,7 +1,7 @@
-"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest gRPC and HTTP servers there can be. How each is set up and
-started; nothing is timed here.
+"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest possible gRPC and HTTP servers. Sets up and starts each;
+measures no time.
 
-Our limits hold in all three scopes so that every call is held on four budgets, and none is ever reached. LiteLLM's proxy has one worker
+Our limits apply in all three scopes, so that every call is held on four budgets, and none is ever reached. LiteLLM's proxy has one worker
 process and no database; its pins are those that the tests use.
 """
 
@@ -143,7 +143,7 @@ def device_tokens(state: Path, devices: Sequence[str]) -> list[str]:
 
 
 def address_of(server: Server) -> str:
-    """Where a serving coordinator said that devices connect."""
+    """The address of a running coordinator for devices."""
     address: str = next(iter(server.ready["addresses"]))
     return address
 

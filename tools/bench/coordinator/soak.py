@@ -1,7 +1,8 @@
-"""A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
+"""A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and the audit of its ledger
+afterwards.
 
-Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and
-goes away and comes back. The coordinator is looked at between stretches of load, when nothing runs.
+Faults: clients that leave in the middle of a call, reconnects, an upstream that refuses, breaks off, is slow, and goes away and comes
+back. The coordinator is sampled between periods of load, when nothing runs.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class FaultyCloud:
 
 @dataclass(slots=True)
 class Crowd:
-    """Devices that work, change their minds and reconnect. `outcomes` counts what they were told."""
+    """Devices that work, cancel and reconnect. `outcomes` counts their results."""
 
     address: str
     tokens: Sequence[str]
@@ -101,7 +102,7 @@ class Crowd:
             await client.aclose()
 
     async def _once(self, client: Any) -> None:
-        """One thing that devices do; one in five leaves before it has its answer."""
+        """One action of a device; one in five cancels before its answer."""
         from edge.core.errors import CoordinatorError
 
         does = self.rng.choice((self._complete, self._complete, self._stream, self._batch, self._budget, self._watch, self._step))
@@ -167,7 +168,7 @@ def metric(url: str, name: str) -> float:
 
 
 async def at_rest(url: str) -> bool:
-    """Wait until nothing runs and no part of a budget is held; False when that does not come."""
+    """Wait until nothing runs and no budget is held; False when that does not happen."""
     end = asyncio.get_running_loop().time() + REST_TIMEOUT_S
     while asyncio.get_running_loop().time() < end:
         busy = [await asyncio.to_thread(metric, url, name) for name in ("calls_in_flight", "holds_open")]
@@ -179,7 +180,7 @@ async def at_rest(url: str) -> bool:
 
 
 async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCloud, tokens: Sequence[str]) -> dict[str, Any]:
-    """Stretches of load with a look after each."""
+    """Periods of load with a sample after each."""
     crowd, samples, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
     stretch_s = max(1.0, 60.0 * job["minutes"] / job["looks"] - 5.0)
     for number in range(job["looks"]):
@@ -203,7 +204,7 @@ async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
 
 
 async def measured(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """A cloud, a coordinator, a crowd."""
+    """Run a cloud, a coordinator and a crowd of devices."""
     state, port, metrics = scratch / "state", free_port(), free_port()
     names = [f"soak-{number}" for number in range(DEVICES)]
     tokens = [_token_file(scratch, name, text) for name, text in zip(names, services.device_tokens(state, names), strict=True)]

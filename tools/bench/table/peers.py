@@ -1,7 +1,7 @@
-"""What the bench is compared with, made once in a cache folder: TRL in an environment of its own, llama.cpp's batched bench from source.
-TRL is installed under this project's constraints and with exactly the torch that this environment has, so that both sides multiply
-matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the
-source distribution of the very llama-cpp-python that serves here, with its own defaults.
+"""The peers of the bench, made once in a cache folder: TRL in its own environment, llama.cpp's batched bench from source. TRL is installed
+under this project's constraints and with exactly the torch that this environment has, so that both sides multiply matrices with the same
+library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the source distribution of the
+llama-cpp-python version that serves here, with its own defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PIP = ("-m", "pip", "--disable-pip-version-check")
 
 
 def missing(cache: Path) -> list[str]:
-    """What would have to be made in this cache folder first."""
+    """What must be made first in this cache folder."""
     made = {
         f"an environment with TRL {TRL}": cache / f"trl-{TRL}" / "ready.json",
         "llama-batched-bench of llama.cpp": _program(cache),

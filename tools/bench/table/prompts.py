@@ -1,5 +1,5 @@
-"""The prompts that both sides read: practice questions, or made-up ones of an exact length. Writes a task file for the agent, and the
-same prompts as text and ids for peers.
+"""The prompts of both sides: practice questions, or generated ones of an exact length. Writes a task file for the agent, and the same
+prompts as text and ids for peers.
 """
 
 from __future__ import annotations

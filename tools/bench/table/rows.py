@@ -1,4 +1,4 @@
-"""From measured parts to the rows of the table: what is compared with what, and which goal it is held against."""
+"""Converts measured parts to rows of the table: comparisons and goals."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _generation_share(peer: Rounds) -> str:
 
 
 def _notices(ours: Rounds) -> list[str]:
-    """What the agent told that would make a measurement doubtful: updates it refused."""
+    """Notices of the agent that make a measurement doubtful: refused updates."""
     refused = {step["learner_skipped"] for result in ours for step in result["steps"] if step["learner_skipped"]}
     return [f"an update was left out: {reason}" for reason in sorted(refused)]
 

@@ -1,10 +1,10 @@
-"""The folder of a run: whether it can be taken, held against other processes, and begun in anew.
+"""The folder of a run: checked, locked against other processes, and reused.
 
-A folder is a run's where the run's mark says so, or what earlier versions left: nothing else is ever written to or emptied. Settings bind
-from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.
+A folder is a run's where it has the run's mark, or the files of earlier versions: nothing else is ever written to or emptied. Settings
+bind from the first completed step. A start that failed before that does not bind; what it paid for stays on disk.
 
-A fresh run takes the place of an earlier one late and at once: what the earlier one left lies in `.earlier` until the new one has begun.
-A start that fails puts it back, and so does the next one where a start was killed.
+A fresh run replaces an earlier one late and atomically: the earlier files are in `.earlier` until the new run has started. A failed start
+restores them, and after a killed start the next one does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _BACK_OR_ANEW = "put it back, begin again with --fresh, or give another folder w
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins: the checkpoint that it goes on from, if any, and lines that a person should read."""
+    """The start of a run: its checkpoint to resume from, if any, and notices for the user."""
 
     checkpoint: Path | None
     notices: tuple[str, ...]
@@ -69,7 +69,7 @@ class HeldFolder:
     """A run's folder, held against other processes until it is closed; use it as a context manager."""
 
     def __init__(self, resolved: Resolved[TrlConfig], *, fresh: bool = False) -> None:
-        """Make the folder, or find it fit to go on in, or with `fresh` to begin again in. Changes nothing that an earlier run left.
+        """Create the folder, or check that a run can resume in it, or with `fresh` restart in it. Changes no file of an earlier run.
 
         Raises UsageError for a folder that cannot be written, is not a run's, lacks a part that it needs or holds steps of a run with
         other settings, StateError while another process works in it.
@@ -93,13 +93,13 @@ class HeldFolder:
         self.close()
 
     def close(self) -> None:
-        """Let other processes have it. Safe to call twice."""
+        """Release the folder to other processes. Safe to call twice."""
         while self._locks:
             os.close(self._locks.pop())
 
     @contextlib.contextmanager
     def beginning(self, model: str = "") -> Iterator[Start]:
-        """All that a run needs is opened within; a fresh run's place is free there, and the earlier one's parts come back if it fails.
+        """A run opens everything within this block; a fresh run's place is free there, and the earlier files are restored if it fails.
 
         `model`: the name of a bundled model's folder in it. Raises UsageError and StateError.
         """
@@ -162,7 +162,7 @@ def _require_own(out: Path) -> None:
 
 
 def _is_new(out: Path) -> bool:
-    """Nothing is in it, or a mark that a kill left without a word."""
+    """Empty, or with nothing but the mark of a killed start."""
     return all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())
 
 
@@ -196,7 +196,7 @@ def _locked(path: Path) -> int:
 
 
 def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
-    """What is other about the settings of a start that made no step, or "". Raises UsageError where steps bind them."""
+    """The differing settings of a start without a step, or "". Raises UsageError where steps bind the settings."""
     newest = next((f"trl/{one.folder.name}" for one in checkpoints(out / "trl")), "")
     if not (out / "state" / "agent.sqlite").is_file():
         if left := newest or next((name for name in _LEFT_BY_STEPS if (out / name).exists()), ""):
@@ -268,7 +268,7 @@ def _move_aside(out: Path, keep: str) -> None:
 
 
 def _put_back(out: Path) -> None:
-    """What a fresh start had moved aside, in the place of what that start left; it made no step and asked nothing."""
+    """Restore what a fresh start had moved aside; that start made no step and no call."""
     aside = out / _EARLIER
     if not aside.is_dir():
         return
@@ -279,7 +279,7 @@ def _put_back(out: Path) -> None:
 
 
 def _discard(out: Path) -> None:
-    """In one move, so that a kill leaves all of the earlier run or nothing that is taken for it; what cannot be removed is left lying."""
+    """One rename, so that a kill leaves all of the earlier run or nothing of it; what cannot be removed stays."""
     if (out / _EARLIER).is_dir():
         gone = (out / _EARLIER).rename(tempfile.mkdtemp(prefix=_REMOVED, dir=out))
         shutil.rmtree(gone, ignore_errors=True)
@@ -298,7 +298,7 @@ def _named(out: Path) -> str:
 
 @contextlib.contextmanager
 def _one_line(out: Path) -> Iterator[None]:
-    """What the system refuses, as a UsageError that names the place."""
+    """The system's refusal as a UsageError that names the place."""
     try:
         yield
     except OSError as error:
