@@ -374,7 +374,7 @@ async def test_setting_limits_is_journalled_and_outdates_watched_versions(store:
     assert isinstance(await store.reserve(reserve_request("k1", budgets=[held], limits_version=1)), Reserved)
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k2", budgets=[held], limits_version=1))
-    assert isinstance(await store.reserve(reserve_request("k1")), InProgress), "what holds nothing anew needs no limits"
+    assert isinstance(await store.reserve(reserve_request("k1")), InProgress), "an operation without a new hold needs no limits"
     kinds = [(entry.kind, entry.data()) for entry in await store.read_journal(0, 100) if entry.kind == "set_limits"]
     assert kinds == [("set_limits", {"scope": "fleet", "changes": [["calls_limit", 1], ["window", "total"]], "version": 1})]
 
@@ -402,9 +402,9 @@ async def test_change_feed_reports_limit_changes_and_disabled_devices(store: Led
                 pass
 
 
-async def heard_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple[str, str]]) -> tuple[str, str]:
+async def received_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple[str, str]]) -> tuple[str, str]:
     done, _ = await asyncio.wait([heard], timeout=60.0)
-    assert done, f"no more is told than {found}"
+    assert done, f"only {found} was reported"
     return heard.result()
 
 
@@ -428,7 +428,7 @@ async def test_use_of_a_limited_budget_is_reported_to_all_affected_tasks(
             await use
             found: set[tuple[str, str]] = set()
             while not expected | {("d1", "math")} <= found:
-                found.add(await heard_in_time(heard, found))
+                found.add(await received_in_time(heard, found))
                 heard = asyncio.ensure_future(anext(changes))
             while (await asyncio.wait([heard], timeout=0.05))[0]:
                 found.add(heard.result())

@@ -173,7 +173,7 @@ async def test_failed_call_is_charged_and_its_key_cannot_be_reused(store: Ledger
     assert isinstance(outcome, Ended)
     assert (outcome.call.state, outcome.call.reason, outcome.call.charged) == (CallState.FAILED, "garbage", charge or HOLD)
     assert await fleet(store) == (charge or HOLD, Amount())
-    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved), "what failed is not cached"
+    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved), "a failure is not cached"
 
 
 async def test_expired_lease_leaves_the_call_in_doubt_charged_at_the_hold(store: LedgerStore) -> None:
@@ -184,7 +184,7 @@ async def test_expired_lease_leaves_the_call_in_doubt_charged_at_the_hold(store:
     assert [attempt.key for attempt in swept] == ["k1"]
     assert await fleet(store) == (HOLD, HOLD)
     await store.doubt("d1", "k2", 1, "cut", NOW)
-    assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "doubt is charged at the hold at once"
+    assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "an unconfirmed call is charged at the hold immediately"
     late = await store.settle(settlement())
     assert (late.applied, late.call.state) == (False, CallState.IN_DOUBT)
     assert isinstance(await store.reserve(reserve_request()), Ended)
@@ -238,7 +238,7 @@ async def test_limit_lowered_below_use_refuses_only_calls_that_need_that_unit(st
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k3", hold=Amount(1, 1, 900), budgets=[fewer_tokens]))
     await store.settle(settlement())
-    assert (await fleet(store))[0] == Amount(1, 100, 300), "what was held before is charged as it cost"
+    assert (await fleet(store))[0] == Amount(1, 100, 300), "an earlier hold is charged at its cost"
 
 
 async def test_cached_answer_is_returned_without_charge(store: LedgerStore) -> None:

@@ -123,7 +123,7 @@ async def test_slow_machine_keeps_the_measurements_made_before_the_timeout(monke
     monkeypatch.setattr(measure, "_SWEEP_S", 0.0)
     config = resolve(AgentConfig, sets=[*SMALL, "learning.max_tokens=77"]).config
     rates = await measure.engine_rates(config, model_file("nano-edge"), lambda stage: None, SystemClock())
-    assert (rates.sampled, rates.response_tokens) == (False, 77), "what takes too long counts as the longest allowed"
+    assert (rates.sampled, rates.response_tokens) == (False, 77), "a timeout counts as the longest allowed time"
     assert (list(rates.decode_tokens_per_s), rates.complete) == ([1], False)
 
 

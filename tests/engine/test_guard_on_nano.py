@@ -24,7 +24,7 @@ def gated_config(state: Path, *sets: str) -> AgentConfig:
     return tiny_config(state, *gate, "gate.recheck_every=2", "budget.dial=0", *sets)
 
 
-def spoiled(adapter: Path, base: Path) -> None:
+def damaged(adapter: Path, base: Path) -> None:
     """The same adapter with weights that are noise: sound in form, useless in content."""
     file, random = adapter / "adapter_model.safetensors", np.random.Generator(np.random.Philox(1))
     tensors = load_file(str(file))
@@ -39,7 +39,7 @@ async def test_damaged_promoted_adapter_is_detected_and_rolled_back(tmp_path: Pa
     async with build_agent(config, sink) as agent:
         await agent.learn(2)
         assert agent.status().adapter_version == 2
-    spoiled(tmp_path / "state" / "checkpoints" / "step-000002" / "adapter", model_file("nano-edge"))
+    damaged(tmp_path / "state" / "checkpoints" / "step-000002" / "adapter", model_file("nano-edge"))
     async with build_agent(config, sink) as agent:
         bad = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         assert (bad.adapter_version, bad.final) != (2, "7")

@@ -35,7 +35,7 @@ async def test_sufficiently_likely_demonstration_gets_only_one_update(
         first = await learner.imitate(shown)
     assert (await learner.imitate(shown)).updates == 1
     report = await learner.update(random_groups(1))
-    assert not report.skipped, "an ordinary update goes on from there"
+    assert not report.skipped, "an ordinary update continues from there"
 
 
 async def test_kept_answers_stay_likelier_than_without_them(worker: EngineWorker) -> None:

@@ -52,7 +52,7 @@ async def one_by_one(backend: LlamaCppBackend, numbers: range, seeds: range) -> 
     return groups
 
 
-async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
+async def concurrent(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
     """Concurrent requests that arrive at odd moments, with served requests and a withdrawn one in between."""
     random = stream(1, "arrivals")
 
@@ -73,7 +73,7 @@ async def test_same_seeds_give_the_same_bits_alone_and_in_a_batch(tiny: TinyMode
     async with opened(tiny) as backend:
         await backend.swap_adapter(write_adapter(tmp_path / "adapter", tiny, 1) if adapted else None)
         expected = await one_by_one(backend, range(6), range(4))
-        assert await crowded(backend, range(6), range(4)) == expected
+        assert await concurrent(backend, range(6), range(4)) == expected
         lengths = {len(response.token_ids) for group in expected for response in group.responses}
         assert len(lengths) > 2  # rows ended at different times, so rows were refilled and moved
 
@@ -82,7 +82,7 @@ async def test_number_of_rows_does_not_change_results(tiny: TinyModel) -> None:
     results = []
     for options in ({"max_rows": 8}, {"max_rows": 1, "serving_rows": 1}, {"max_rows": 3}):
         async with opened(tiny, **options) as backend:
-            results.append(await crowded(backend, range(4), range(5)))
+            results.append(await concurrent(backend, range(4), range(5)))
     assert all(result == results[0] for result in results[1:])
 
 

@@ -33,7 +33,7 @@ def question(number: int) -> list[Message]:
     return [Message("user", f"Question {number}: " + "how many? " * (number * 13 % 30))]
 
 
-async def crowded(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
+async def concurrent(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
     """Concurrent requests, with a served request and a withdrawn one in between."""
     sample = backend.sample_group  # type: ignore[attr-defined]
     withdrawn = asyncio.create_task(sample(question(99), Sampling(max_tokens=100), range(3)))
@@ -55,11 +55,11 @@ async def test_same_seeds_give_the_same_bits_alone_in_a_batch_and_with_other_row
     for number in range(4):
         singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in range(3)]
         alone.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
-    assert await crowded(backend, range(4), range(3)) == alone
+    assert await concurrent(backend, range(4), range(3)) == alone
     await backend.aclose()
     narrow = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=2, serving_rows=1)
     await narrow.swap_adapter(adapter)
-    assert await crowded(narrow, range(4), range(3)) == alone
+    assert await concurrent(narrow, range(4), range(3)) == alone
     await narrow.aclose()
 
 

@@ -61,12 +61,12 @@ async def test_older_checkpoint_is_replaced_without_temporary_files(worker, tmp_
 
 
 def _rewritten(change: Callable[[dict, dict], object]) -> Callable[[Path], None]:
-    def spoil(file: Path) -> None:
+    def damage(file: Path) -> None:
         tensors, scalars = read_state(file)
         change(tensors, scalars)
         write_state(file, tensors, scalars)
 
-    return spoil
+    return damage
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
@@ -95,11 +95,11 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 async def test_checkpoint_without_an_update_is_refused_with_the_learner_unchanged(worker, tmp_path, what) -> None:
-    spoil, named = SPOILED[what]
+    damage, named = SPOILED[what]
     learner = tiny_learner(worker)
     await learner.update(random_groups(0))
     before = await saved(learner, tmp_path)
-    spoil(tmp_path / FILE)
+    damage(tmp_path / FILE)
     with pytest.raises(StateError, match=named):
         await learner.load(tmp_path)
     assert await saved(learner, tmp_path) == before

@@ -16,7 +16,7 @@ CALLS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 10_000)), min_si
 def test_budget_for_a_third_of_the_expected_calls_is_a_target_of_one_third():
     assert budget_rate(300.0, 900.0) == pytest.approx(1 / 3)
     assert budget_rate(0.0, 900.0) == 0.0
-    assert budget_rate(900.0, 900.0) == budget_rate(5.0, 0.0) == 1.0, "what is enough for everything lets everything ask"
+    assert budget_rate(900.0, 900.0) == budget_rate(5.0, 0.0) == 1.0, "a budget for everything lets everything ask"
 
 
 @given(st.lists(SHARE, min_size=1, max_size=20))

@@ -74,11 +74,7 @@ class Page:
 
     async def until(self, script: str) -> None:
         """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet. Raises AssertionError
-        with its last value.
-
-        Raises:
-            AssertionError: it has not become true in time; says what it was last.
-        """
+        with its last value."""
         reply: dict[str, Any] = {}
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

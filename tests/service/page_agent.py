@@ -79,7 +79,7 @@ class PageAgent:
     def _recorded(self, path: str, receive: Receive) -> Receive:
         body = bytearray()
 
-        async def heard() -> Any:
+        async def recorded() -> Any:
             message = await receive()
             if message["type"] == "http.request":
                 body.extend(message.get("body", b""))
@@ -87,7 +87,7 @@ class PageAgent:
                     self.posted.append((path, json.loads(body)))
             return message
 
-        return heard
+        return recorded
 
 
 class PageControl(ScriptedControl):

@@ -59,7 +59,7 @@ def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: 
         with pytest.raises(openai.NotFoundError):
             ask(client, model=SECRET)
         assert get(f"{url}/{SECRET}")[0] == 404
-        with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):  # it says what is served
+        with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):  # it lists the served routes
             client.embeddings.create(model="edge", input=SECRET)
         seen, again = scraped(url), scraped(url)
     chat = {"method": "POST", "route": "/v1/chat/completions"}

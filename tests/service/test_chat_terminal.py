@@ -28,7 +28,7 @@ from tests.service.pseudo_terminal import (
     pasted,
 )
 
-SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote("", "local", "answered on this device", adapter_version=6, latency_s=0.4, final="4")
 BUDGET = {"version": 1, "dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": 20, "tokens": 90, "tokens_limit": None}
 READY = "\n>"
@@ -36,7 +36,7 @@ READY = "\n>"
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=NOTE)
+    return ScriptedAnswers(PIECES, note=NOTE)
 
 
 @pytest.fixture

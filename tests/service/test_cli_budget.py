@@ -86,7 +86,7 @@ def test_settings_of_an_idle_folder_apply_to_the_next_agent(world: World, used: 
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
     asyncio.run(is_steered(world))
     with StateFolder(used):
-        assert main(["budget", "show", *place]) == 0, "a folder that an agent holds can be looked at"
+        assert main(["budget", "show", *place]) == 0, "a folder locked by an agent can be read"
         assert main(["budget", "set", "15%", *place]) == 1
     assert "another agent is using this state folder" in capsys.readouterr().err
     assert main(["budget", "resume", "--json", *place]) == 0

@@ -25,7 +25,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.warm_commands import Ended, edge_agent
 
-SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
     "", "local", "answered on this device", help_log_odds=-1.5, dual=0.5, adapter_version=6, latency_s=0.4, final="4"
 )
@@ -33,7 +33,7 @@ NOTE = AnswerNote(
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=NOTE)
+    return ScriptedAnswers(PIECES, note=NOTE)
 
 
 class Judged(ScriptedControl):
@@ -176,7 +176,7 @@ async def test_the_callers_kill_switch_binds_a_running_agent_and_is_the_reason(s
         "the cloud is switched off by EDGE_AGENT_NO_CLOUD",
     )
     code, _, err = await ask(state, "--mode", "cloud-only", **off)
-    assert (code, len(answers.asked)) == (1, 1), "as the help says: the demanded cloud might not answer"
+    assert (code, len(answers.asked)) == (1, 1), "as in the help: the demanded cloud might not answer"
     assert "switched off by EDGE_AGENT_NO_CLOUD" in err
     code, _, _ = await edge_agent("chat", "--state", str(state), stdin="one\n/cloud two\n", **off)
     assert (code, answers.asked[-1].mode, len(answers.asked)) == (1, "local-only", 2)

@@ -21,7 +21,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
-SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
+TEXTS = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
 
 
 class TokenAnswers(ScriptedAnswers):
@@ -68,7 +68,7 @@ def precedence() -> ServingPrecedence:
 
 @pytest.fixture
 def backend() -> CountingBackend:
-    return CountingBackend(SAID)
+    return CountingBackend(TEXTS)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     done = raw.parse()
     assert (done.object, done.model, done.created, done.id[:5]) == ("text_completion", "edge", 1000, "cmpl-")
     assert [(choice.text, choice.index, choice.finish_reason, choice.logprobs) for choice in done.choices] == [
-        (SAID[0], 0, "stop", None)
+        (TEXTS[0], 0, "stop", None)
     ]
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (1, 6, 7)

@@ -44,7 +44,7 @@ async def test_drain_announces_refuses_settles_checkpoints_and_stops_in_this_ord
             assert value(seen, "admitting") == 0 and value(seen, "holds_open") == value(seen, "calls_in_flight") == DEVICES
             admin = serving["admin_addresses"][0]
             assert await is_serving(admin), "administrators are served until the end"
-            assert not await is_serving(admin, service="edge.rpc.v1.DeviceService"), "and told that devices are not"
+            assert not await is_serving(admin, service="edge.rpc.v1.DeviceService"), "and reports that devices are not"
             assert child.process.returncode is None and not any(task.done() for task in asking)
             release.set()
             answers = await asyncio.gather(*asking)

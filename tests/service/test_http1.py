@@ -86,7 +86,7 @@ async def test_response_ends_at_its_framing_and_its_connection_is_reused(pieces:
 
 
 ENDS = {
-    "that says so": [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
+    "with Connection: close": [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
     "of HTTP/1.0": [b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"],
     "without a length": [b"HTTP/1.1 200 OK\r\n\r\n", b"o", b"k", None],
     "with bytes behind it": [OK + b"x"],

@@ -20,14 +20,14 @@ from edge.serve.server import _listen, serving
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
-SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 CLOUD = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4")
 ASK = {"model": "edge", "messages": [{"role": "user", "content": "2+2?"}]}
 
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=CLOUD)
+    return ScriptedAnswers(PIECES, note=CLOUD)
 
 
 @pytest.fixture

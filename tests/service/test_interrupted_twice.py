@@ -52,7 +52,7 @@ async def work():
     with stop_on_signals(begin_stop):
         print("working", flush=True)
         await stop.wait()
-        os.kill(os.getpid(), signal.SIGHUP)  # a shell tells its jobs once more
+        os.kill(os.getpid(), signal.SIGHUP)  # a shell signals its jobs once more
         await asyncio.sleep(0.1)
         print("settling", flush=True)
     Path(sys.argv[1]).write_text("settled")
@@ -73,7 +73,7 @@ def read_line(terminal: int) -> bytes:
 
 def test_closed_terminal_lets_the_work_finish(tmp_path: Path) -> None:
     terminal, end = os.openpty()
-    file = tmp_path / "told"
+    file = tmp_path / "state"
     command = [sys.executable, "-c", HANGS_UP, str(file)]
     with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
         try:

@@ -202,10 +202,10 @@ async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:
 
 async def test_incomplete_and_silent_connections_are_closed_while_others_are_served(tmp_path) -> None:
     async def page(request: web.Request) -> web.Response:
-        return web.Response(text="told")
+        return web.Response(text="page")
 
     everybody = Route("/metrics", page, None)
-    authenticator = SecureFleet(tmp_path).tokens  # nobody is asked who they are
+    authenticator = SecureFleet(tmp_path).tokens  # no credentials are required
     port = SidePort("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.5)  # type: ignore[arg-type]
     url = await port.start()
     host, _, number = url.removeprefix("http://").partition(":")
@@ -215,8 +215,8 @@ async def test_incomplete_and_silent_connections_are_closed_while_others_are_ser
                 reader, writer = await asyncio.open_connection(host, int(number))
                 writer.write(sent)
                 answer = await reader.read()
-                assert answer.endswith(b"told") if sent.endswith(b"\n") else answer == b""
-                assert (await get(f"{url}/metrics"))[:2] == (200, "told")
+                assert answer.endswith(b"page") if sent.endswith(b"\n") else answer == b""
+                assert (await get(f"{url}/metrics"))[:2] == (200, "page")
                 writer.close()
     finally:
         await port.aclose()

@@ -30,7 +30,7 @@ from tests.unit.agent_world import HELP, World, local_answer
 QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
-TOLD = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
+TOOL_CALLS = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
 FORM: Any = {
     "type": "json_schema",
     "json_schema": {
@@ -56,7 +56,7 @@ class CallsTools:
         tools = "tools" in json.loads(call.openai_json or "{}")
         async for delta in self.client.stream_complete(call, deadline_s):
             if delta.completion is not None and tools:
-                delta = replace(delta, completion=replace(delta.completion, openai_json=TOLD))
+                delta = replace(delta, completion=replace(delta.completion, openai_json=TOOL_CALLS))
             yield delta if delta.completion is not None or not tools else replace(delta, text="")
 
 

@@ -32,7 +32,7 @@ CALL = {
 }
 OK = ""
 # What a good request of each method holds, and the reason it is answered with in each situation ("" for an answer).
-# A method that is missing here fails the first test: whoever adds one says how it is refused.
+# A method that is missing here fails the first test: a new one is added with its refusal.
 GOOD: dict[str, dict[str, Any]] = {
     "RegisterDevice": {"agentVersion": "1", "protocolVersion": 1, "tasks": ["math"]},
     "OpenStep": {"task": "math", "plannedPrompts": 2, "groupSize": 2},

@@ -83,7 +83,7 @@ async def test_upstream_gets_the_original_request_and_its_tool_calls_are_returne
         assert replace(await client.get_call("k1"), budget=None) == replace(whole, budget=None)
         assert len(upstream.bodies) == 1
     hold = next(entry.data()["hold"] for entry in store.tables.journal if entry.kind == "reserve")
-    assert hold[1] > len(json.dumps(REQUEST)), "the hold is for what is sent"
+    assert hold[1] > len(json.dumps(REQUEST)), "the hold covers what is sent"
 
 
 async def test_streamed_tool_calls_are_assembled_and_come_with_the_end(tmp_path) -> None:

@@ -84,7 +84,7 @@ def serve() -> None:
     """Fork a process for each line of standard input."""
     for module in LOADED:
         __import__(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # without waiting for them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin.buffer:
         if os.fork() == 0:

@@ -41,7 +41,7 @@ async def test_figures_are_drawn_at_intervals_and_at_the_end_with_earlier_steps(
     draw = Drawn()
     async with LiveFigures(tmp_path / "figures", lambda line: None, draw).open([step(1)]):
         pass
-    assert draw.numbers == [], "what was before is no reason to draw"
+    assert draw.numbers == [], "earlier steps are no reason to draw"
     gallery = LiveFigures(tmp_path / "figures", lambda line: None, draw)
     async with gallery.open([step(1)], [scored(0, "a", 0.5)]):
         for number in range(2, STEPS_BETWEEN + 2):

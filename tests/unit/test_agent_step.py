@@ -80,7 +80,7 @@ async def test_first_attempt_that_asks_is_sent_as_a_hint_where_configured(world:
     assert call.messages[-1].content == f"What is 0 + 1?\n\n{LEAD}\nStep 1: mail [cut]"
     plain = replace(call, messages=(Message("user", "What is 0 + 1?"),))
     assert call.help_units == 2 and fingerprint(call) != fingerprint(plain)
-    assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold is for what is sent"
+    assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold covers what is sent"
 
 
 @pytest.mark.parametrize(

@@ -40,5 +40,5 @@ def test_gain_of_asking_is_counted_within_groups_that_contain_both() -> None:
     assert help_gain([alone]) is None
     right = group(item, scored(ASKED, True, 1.0), scored(KEPT, True, 1.0))
     wrong = group(item, scored(ASKED, False, 0.0), scored(KEPT, False, 0.0))
-    assert help_gain([right]) is None, "all are right: nothing is said against asking"
+    assert help_gain([right]) is None, "all are right: no evidence against asking"
     assert help_gain([right, wrong]) == 0.0

@@ -126,7 +126,7 @@ def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
 
 
 def counting(calls: list[str], result: dict):
-    def run(part: Part, job: Path, raw: Path, tell) -> float:
+    def run(part: Part, job: Path, raw: Path, note) -> float:
         calls.append(part.key)
         raw.write_text(json.dumps(result), encoding="utf-8")
         return 1.0

@@ -83,7 +83,7 @@ async def test_changes_for_many_are_notified_immediately_and_then_once_per_pause
         assert mine.is_set()
         mine.clear()
         notifier.notify_shared()
-        assert not mine.is_set(), "the pause begins anew with each round"
+        assert not mine.is_set(), "the pause restarts with each round"
         await asyncio.wait_for(mine.wait(), 5.0)
 
 
@@ -95,7 +95,7 @@ async def test_changes_for_very_many_are_notified_in_small_groups_until_all_are_
         assert sum(changed.is_set() for changed in changes) == NOTIFIED_AT_ONCE
         for changed in changes:
             changed.clear()
-        notifier.notify_shared()  # those that were notified hear of this, too
+        notifier.notify_shared()  # those already notified get this change, too
         for changed in changes:
             await asyncio.wait_for(changed.wait(), 10.0)
 

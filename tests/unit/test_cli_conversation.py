@@ -108,7 +108,7 @@ async def test_signal_between_two_jobs_reaches_the_waiting_caller() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Stopped):
             await work
-        with pytest.raises(NotFound):  # what fails by itself is no stop
+        with pytest.raises(NotFound):  # a failure of its own is no stop
             await interrupts.stoppable(fails())
     assert idle == ["idle"]
 

@@ -84,7 +84,7 @@ def test_with_the_cloud_disabled_nobody_is_asked_but_a_replay_works(
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
     assert planned().cloud == "none"
     replay = planned("--replay", "report", "--plot", "p.png")
-    assert (replay.cloud, replay.cloud_all) == ("replay", True), "a plot looks for every answer"
+    assert (replay.cloud, replay.cloud_all) == ("replay", True), "a plot needs every answer"
     edge_agent("eval", "--cloud-all").refused(2, "EDGE_AGENT_NO_CLOUD")
 
 

@@ -47,7 +47,7 @@ def test_profile_with_learning_hours_is_applied_and_reported(tmp_path: Path) -> 
     assert all(f"learning.when.{key}" in notice for key in ("quiet_s", "from_hour", "until_hour"))
     [notice] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
     assert "until_hour" in notice and "from_hour" not in notice and "quiet_s" not in notice, (
-        "what an option sets is not the profile's"
+        "a value set by an option is not the profile's"
     )
     assert lines(profile=profile, learns=False) == []
     profile.write_text("learning: {when: {from_hour: 25}}\n")

@@ -60,7 +60,7 @@ async def collected(
 async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_with_its_end(tmp_path: Path) -> None:
     group, backend = await collected([HELP, local_answer(7)], f"\n{RIGHT} \n", tmp_path)
     assert group.cloud_sample[-1] == EOS and EOS not in group.cloud_sample[:-1]
-    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not say"
+    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not generate"
     engine = ScriptedBackend([RIGHT])
     sampled = (await engine.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
     assert group.cloud_sample == sampled.token_ids, "as the engine would have sampled it"
@@ -118,7 +118,9 @@ def test_advantage_of_the_answer_is_its_reward_minus_the_mean_of_the_others() ->
     [all_asked] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
     assert [sample.advantage for sample in all_asked.samples] == pytest.approx([0.0, 0.0, 0.5]), "as loudly as help is dear"
     [priced] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
-    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), "with prices in prompts the group's own counts"
+    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), (
+        "with prices in prompts the price of the group counts"
+    )
 
 
 responses = st.lists(st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1)), min_size=2, max_size=8)

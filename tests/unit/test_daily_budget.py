@@ -89,13 +89,13 @@ async def test_repeated_call_is_counted_once_even_when_the_day_is_used_up(state:
 async def test_call_is_on_disk_before_it_is_sent(state: StateFolder) -> None:
     budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
 
-    class Looks(PaidClient):
+    class CrashingClient(PaidClient):
         async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
             assert (budget.today().calls, budget.today().open_calls) == (1, 1)
             raise Crash
 
     with pytest.raises(Crash):
-        await limited(Looks(1), budget).ask(call(1))
+        await limited(CrashingClient(1), budget).ask(call(1))
     again = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     with pytest.raises(BudgetExhausted):
         await again.admit(call(2))
@@ -188,7 +188,7 @@ async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Pa
         world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent.learning.daily_budget.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+        assert agent.learning.daily_budget.today().open_calls == 3, "execution is unknown: fail closed"
 
 
 class Ledger:

@@ -83,7 +83,7 @@ def test_local_measurement_takes_precedence_over_a_known_device(tmp_path: Path) 
     file = kept(tmp_path, LAPTOP.fingerprint)
     assert pick_on(LAPTOP, file) == Pick(file, MEASURED)
     assert pick_on(LAPTOP, tmp_path / "none.yaml", file) == Pick(file, MEASURED)
-    file.write_text("engine: {max_rows: 16}\n")  # written by hand: whoever put it there means this machine
+    file.write_text("engine: {max_rows: 16}\n")  # written by hand: meant for this machine
     assert pick_on(LAPTOP, file) == Pick(file, MEASURED)
 
 
@@ -143,7 +143,7 @@ def test_none_disables_the_profile(settings: Settings) -> None:
     assert list(starting_lines(resolved, learns=True)) == []
 
 
-# -- where it is looked for -----------------------------------------------------------------------------------------------------------
+# -- where it is searched ---------------------------------------------------------------------------------------------------------------
 
 
 def test_run_finds_the_profile_beside_its_state_or_in_the_platform_folder(
@@ -194,7 +194,7 @@ def test_unwritable_place_is_refused_before_measuring(tmp_path: Path, name: str)
     assert main(["doctor", "--write-profile", str(tmp_path / name)]) == 2
 
 
-# -- what a machine says ----------------------------------------------------------------------------------------------------------------
+# -- identification of a machine ----------------------------------------------------------------------------------------------------------
 
 
 def put(root: Path, **files: str) -> Path:

@@ -95,7 +95,7 @@ def test_rollback_keeps_the_version_it_leaves() -> None:
     assert (line.latest, line.serving, line.refusals, line.kept) == (3, 3, 0, (8, 9, 3))
     assert Lineage(2, 2).back_to(0) == Lineage(0, 0, 0, (2,))
     back = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
-    assert 30 in back.kept, "who looks at older versions can return"
+    assert 30 in back.kept, "a user who inspects older versions can return"
     assert len(back.after_step(34, 0, "promoted").kept) == 3
 
 

@@ -97,7 +97,7 @@ async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw() -> No
     results = await asyncio.gather(*begun, return_exceptions=True)
     assert results[1] == InProgress("a")
     assert isinstance(results[3], CoordinatorError)
-    assert await store.get_budget("d1", "math", [ROOMY]) == results[2], "what is durable is told at once"
+    assert await store.get_budget("d1", "math", [ROOMY]) == results[2], "durable state is returned immediately"
 
 
 async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothing() -> None:

@@ -45,7 +45,7 @@ async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) 
     world = replace(world, open_source=open_source)
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
-    async with world.agent() as agent:  # a restart goes on in turn
+    async with world.agent() as agent:  # a restart continues in turn
         finished = await agent.learn()
         steps = agent.steps()
         assert {task for task in SHARES if agent.components.state.terms(task)} == set(SHARES)

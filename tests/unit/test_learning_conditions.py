@@ -106,7 +106,7 @@ def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
 
     async def use() -> float:
         await waiting.readiness.ready()
-        assert waiting.sink.events == [], "nobody was answered yet"
+        assert waiting.sink.events == [], "no request was answered yet"
         with waiting.precedence.serving():
             await asyncio.sleep(10.0)
         await waiting.readiness.ready()
@@ -143,7 +143,7 @@ def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFold
         await ready
         return meanwhile, waiting.clock.monotonic()
 
-    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten looks of five seconds"
+    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten checks of five seconds"
     assert waiting.notices() == ["waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
     assert waiting.readiness.waiting == ""

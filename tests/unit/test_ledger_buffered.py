@@ -126,7 +126,7 @@ def test_result_of_operations_does_not_depend_on_when_rows_are_written(seed: int
                 under_way = buffered.take()
             elif under_way is not None and rng.random() < 0.5:
                 if rng.random() < 0.5:
-                    _write(file, under_way)  # the file has it, and nobody was told yet
+                    _write(file, under_way)  # the file has it, before any reply
                     assert _everything(buffered) == _everything(plain)
                     under_way.rows, under_way.journal = {}, ()
                 _write(file, under_way)

@@ -150,7 +150,7 @@ async def test_killed_ledger_with_open_holds_is_upgraded_and_charges_nothing_twi
         total = total.plus(charged)
     assert (fleet.reserved, fleet.committed) == (Amount(), total)
     for key in ("k4", "g0"):
-        assert not (await store.settle(settlement(key))).applied, "what was in doubt is charged already"
+        assert not (await store.settle(settlement(key))).applied, "an unconfirmed call is charged already"
     assert isinstance(await store.reserve(reserve_request("k0")), Replay)
     assert isinstance(await store.reserve(reserve_request("k4")), Ended)
     assert (await store.get_budget("d1", "math", [ROOMY])).budgets[0] == fleet

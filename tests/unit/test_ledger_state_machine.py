@@ -173,12 +173,12 @@ class LedgerHistories(TwoStores):
     def sweep(self, seconds: int) -> None:
         self.now += seconds
         self.both(lambda store: store.sweep(self.now))
-        self.doubt_where(lambda attempt: attempt.lease_until <= self.now)
+        self.in_doubt_where(lambda attempt: attempt.lease_until <= self.now)
 
     @rule()
     def restart(self) -> None:
         self.reopen()
-        self.doubt_where(lambda attempt: True)
+        self.in_doubt_where(lambda attempt: True)
 
     @rule(limits=LIMITS)
     def change_limits(self, limits: Limits) -> None:
@@ -206,7 +206,7 @@ class LedgerHistories(TwoStores):
     def purge(self, age: int) -> None:
         self.both(lambda store: store.purge_results(self.now - age, self.now))
 
-    def doubt_where(self, lost: Callable[[ModelAttempt], bool]) -> None:
+    def in_doubt_where(self, lost: Callable[[ModelAttempt], bool]) -> None:
         for attempt in self.attempts.values():
             if attempt.charge is None and lost(attempt):
                 attempt.charge = attempt.hold

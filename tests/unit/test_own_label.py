@@ -86,7 +86,7 @@ def test_dial_set_on_an_older_label_applies_to_own_questions(
             dials = Dials(state, None, ManualClock())
             dial = dials.of("chat")
             assert (dial.target_rate, dial.own) == (rate, is_own)
-            assert dial.snapshot().known_log_odds == (1 if own or last != "letters" else 0), "and what it knows of the model"
+            assert dial.snapshot().known_log_odds == (1 if own or last != "letters" else 0), "and its statistics of the model"
             assert dials.of("group1").own is ("group1" in own), "those of the older labels stay"
 
 

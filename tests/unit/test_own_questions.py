@@ -82,7 +82,7 @@ def test_feedback_is_on_disk_when_confirmed_and_the_last_one_counts(tmp_path: Pa
         book = FeedbackBook(state)
         assert book.give(Feedback("a", "good"), 1.0) == Feedback("a", "good")
         book.give(Feedback("a", "good"), 9.0)
-        assert [one.at for one in book.rated(10)] == [1.0], "the same verdict twice is one and keeps its time"
+        assert [one.at for one in book.rated(10)] == [1.0], "the same feedback twice is one and keeps its time"
         assert book.give(Feedback("a", "bad", " 4 "), 2.0) == Feedback("a", "bad", "4")
     with StateFolder(tmp_path) as state:
         book = FeedbackBook(state)

@@ -153,11 +153,11 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
         assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
         assert await learned(agent, 2) == ["sums", "watched:chat"]
-        assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
+        assert agent.steps()[-1].scores.prompts == 1, "only new items of a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
         assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
-        assert len(world.events(Notice)) == 1, "a folder that is not there is told once"
+        assert len(world.events(Notice)) == 1, "a missing folder is reported once"
         file_of(folder, "c.jsonl", *range(100, 108))
         await learned(agent, 6)
         assert "c.jsonl: has 8 items" in world.events(Notice)[-1].text
@@ -189,7 +189,7 @@ async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_
         (folder / "half.jsonl").write_text('{"question": "Wh')
         await own_use.fresh()
         await own_use.fresh()
-        assert "half.jsonl" in world.events(Notice)[-1].text, "nobody goes on writing it"
+        assert "half.jsonl" in world.events(Notice)[-1].text, "it is no longer being written"
 
 
 async def test_forbidden_label_is_skipped_and_learning_continues(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
         ]  # fmt: skip
         await agent.learn(max_steps=3)
         assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
-            "behind the phases own steps are judged"
+            "after the phases own steps are judged"
         )
 
 
@@ -310,10 +310,10 @@ async def test_completion_of_all_own_questions_is_reported_once(tmp_path: Path) 
         assert completions() == [2] and not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
-        assert completions() == [2, 3], "a new question begins anew"
+        assert completions() == [2, 3], "a new question restarts the count"
     async with world.agent() as agent:
         await agent.learn()
-        assert completions() == [2, 3, 3], "and a restart says why there are no own steps"
+        assert completions() == [2, 3, 3], "and a restart explains the lack of own steps"
 
 
 async def test_watched_folder_accepts_every_form_and_reports_unjudgeable_records(tmp_path: Path) -> None:

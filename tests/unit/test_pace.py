@@ -84,7 +84,7 @@ def test_rate_is_remaining_budget_over_expected_cost(tmp_path: Path) -> None:
         assert Dials(state, 0.9, clock, pace.rate).of("math").target_rate == pace.rate()
         chosen = Dials(state, 0.9, clock, pace.rate)
         chosen.set(0.1)
-        assert chosen.of("math").target_rate == 0.1, "what a person sets holds"
+        assert chosen.of("math").target_rate == 0.1, "a setting of the user is kept"
 
 
 def test_learning_may_use_half_of_a_days_share_and_its_use_is_subtracted(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
         await agent.learn(2)
         steps = agent.steps()
         rows = agent.components.state.rows("SELECT count(*), min(chars) FROM learning_spend")
-    assert rows[0][0] > 0 and rows[0][1] > 0, "how long each question was stands with its call"
+    assert rows[0][0] > 0 and rows[0][1] > 0, "the length of each question is stored with its call"
     for step in steps:
         control = step.control
         assert control.cost_rate is not None and control.own_rate == control.cost_rate

@@ -157,7 +157,7 @@ async def test_the_report_names_the_price_and_a_journal_of_another_price_is_anot
     roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
     plan = EvalPlan(("sums",), cloud="none")
     bare, priced = (EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5))
-    assert "price" not in bare._identity(), "what was journalled before prices can be gone on with"
+    assert "price" not in bare._identity(), "a journal from before prices can be continued"
     assert priced._identity()["price"] == 0.5
     assert (await priced.outcome(candidates_of([(item(1), 1.0)]))).report.to_json()["price"] == 0.5
 

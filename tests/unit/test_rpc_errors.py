@@ -76,7 +76,7 @@ def test_exhausted_budget_is_named_in_quota_failure() -> None:
     assert quota.violations[0].subject == "device:local/calls"
 
 
-SPECIFIED = [  # reason, code, whether RetryInfo tells when to ask again
+SPECIFIED = [  # reason, code, whether RetryInfo has a retry delay
     ("BUDGET_EXHAUSTED", grpc.StatusCode.RESOURCE_EXHAUSTED, False),
     ("RATE_LIMITED", grpc.StatusCode.RESOURCE_EXHAUSTED, True),
     ("OVERLOADED", grpc.StatusCode.UNAVAILABLE, True),

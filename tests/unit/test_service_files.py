@@ -59,7 +59,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze cannot work here")
     assert str(unit) not in output
     unit.write_text(unit.read_text().replace("LockPersonality", "LockPersonalty"))
-    assert f"{unit}:" in verdict()  # it would have said so
+    assert f"{unit}:" in verdict()  # it would be in the output
 
 
 def test_property_list_configures_launchd_in_the_same_way() -> None:

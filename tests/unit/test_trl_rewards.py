@@ -156,7 +156,7 @@ def test_of_two_processes_only_the_main_one_has_a_desk_and_each_gets_its_own_sha
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
-        position = [[0, 0, 0], [0, 1, 1]][index]  # the first group lies in both processes
+        position = [[0, 0, 0], [0, 1, 1]][index]  # the first group is split across both processes
         task = rewards.task_reward(position=position, completion_ids=ids)
         results[index] = (dual, task, rewards.help_cost(position=position, completion_ids=ids))
         steps.close(1)

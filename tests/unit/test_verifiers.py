@@ -73,7 +73,7 @@ METALS = ("gold", "iron", "tin")
         ("\\boxed{(B) Iron.}", True),
         ("\\boxed{\\textbf{(B)}}", True),
         ("\\boxed{$B$}", True),
-        ("\\boxed{1}", False),  # the options were lettered: nobody asked for a number
+        ("\\boxed{1}", False),  # the options were lettered: no number was asked for
         ("\\boxed{iron}", True),
         ("\\boxed{\\text{iron}}", True),
         ("\\boxed{A}", False),
@@ -107,7 +107,7 @@ def test_choices_are_named_by_letter_or_text(reference: str, response: str, righ
         ("J", tuple("klmnopqrst"), 9),
         ("9", tuple("klmnopqrst"), 9),
         ("K", tuple("klmnopqrst"), None),
-        ("same", ("same", "same", "x"), None),  # a text that stands there twice names none
+        ("same", ("same", "same", "x"), None),  # a repeated text names none
         ("2", ("2", "2", "x"), None),
         ("Same", ("same", "Same", "x"), 1),
         ("B", (), 1),

@@ -141,7 +141,7 @@ def test_hostile_answers_are_wrong_in_bounded_time_even_off_the_main_thread() ->
     thread.start()
     thread.join()
     assert verdicts == [MathVerdict(False, False)] * len(HOSTILE)
-    assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it goes on judging afterwards
+    assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it still judges afterwards
     judge.close()
 
 

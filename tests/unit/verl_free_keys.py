@@ -69,7 +69,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
         *under(ROLLOUT, "log_prob_max_token_len_per_gpu skip_tokenizer_init router_config_path agent.num_workers"),
         *under(ROLLOUT, "engine_kwargs.* checkpoint_engine.* disaggregation.* mtp.*"),
     ),
-    "what is kept and told": (
+    "storage and logging": (
         *under(ACTOR, "checkpoint.* profiler.* calculate_entropy calculate_sum_pi_squared"),
         *under(ROLLOUT, "profiler.* prometheus.* trace.* disable_log_stats moe_load_balance_metrics_interval"),
     ),

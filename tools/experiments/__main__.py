@@ -168,9 +168,9 @@ def play_dial(arguments: argparse.Namespace) -> int:
         state = Path(folder) / "state"
         if arguments.trained is not None:
             shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
-        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _say))
+        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _print))
     dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _say(f"wrote {arguments.out / 'dial.json'}")
+    _print(f"wrote {arguments.out / 'dial.json'}")
     return 0 if all(run.held for run in runs) else 1
 
 
@@ -188,12 +188,12 @@ def _report_strays(specs: Sequence[Spec], arguments: argparse.Namespace) -> None
     found = [] if any(grid.waits_for for grid in grids) else strays(shared(grids), arguments.results)
     if found:
         more = f" and {len(found) - _STRAYS_NAMED} more" if len(found) > _STRAYS_NAMED else ""
-        _say(
+        _print(
             f"{counted(len(found), 'file')} in {arguments.results} of no cell of any experiment: {', '.join(found[:_STRAYS_NAMED])}{more}"
         )
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -26,7 +26,7 @@ SMOOTH_STEPS = 20
 Columns = Sequence[tuple[str, Callable[[Runs], str]]]
 
 
-# -- what series of steps say ----------------------------------------------------------------------------------------------------------
+# -- series of steps ---------------------------------------------------------------------------------------------------------------------
 
 
 def phase_values(result: Result, name: str, phase: int) -> list[Any]:

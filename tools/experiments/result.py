@@ -97,7 +97,7 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file atomically, also with concurrent writers. Raises OSError for a non-regular file."""
-    path = path.resolve()  # behind a link lies what is meant
+    path = path.resolve()  # a link means its target
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     write_atomically(path, text)
@@ -305,7 +305,7 @@ def _digest_of(name: str) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _digest(path: Path, changed_ns: int, size: int) -> str:
     """Of a file's bytes; of a folder's files in the order of their names."""
-    del changed_ns, size  # another file of the same name is read anew
+    del changed_ns, size  # another file of the same name is read again
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
         with file.open("rb") as opened:

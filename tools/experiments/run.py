@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     _choose(plan, arguments.results, arguments.chosen)
     elsewhere = [cell for cell in plan.missing if not result_file(cell, arguments.results).is_file()]
     if code == DONE and elsewhere:
-        _say(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command says whether they are done")
+        _print(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command says whether they are done")
     if code == DONE and plan.waits_for:
-        _say(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
+        _print(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
     return code or (BUSY if elsewhere or plan.waits_for else DONE)
 
 
@@ -203,7 +203,7 @@ def _choose(plan: Plan, results: Path, file: Path) -> None:
     complete = [result for result in found if result is not None]
     if len(complete) == len(found):
         write_chosen(complete, file)
-        _say(f"every grid search is complete; the chosen values are in {file.name}")
+        _print(f"every grid search is complete; the chosen values are in {file.name}")
 
 
 def _grid_searches() -> list[Spec]:
@@ -287,12 +287,12 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
     def on_end(ended: Ended) -> None:
         if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:
             plan.pace.learn(result)
-        _say(ended.line())
-        _say(board.line())
+        _print(ended.line())
+        _print(board.line())
 
     def stopping() -> None:
         stop.set()
-        _say("stopping after the steps under way; the same command goes on from here")
+        _print("stopping after the steps under way; the same command goes on from here")
 
     async def stop_in_time() -> None:
         if arguments.max_hours is not None and arguments.max_hours < math.inf:
@@ -302,7 +302,7 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
     async def report() -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            _say(board.line())
+            _print(board.line())
 
     with stop_on_signals(stopping):
         beside = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
@@ -388,7 +388,7 @@ def _last_words(log: Path, written_before: int) -> str:
     return lines[-1][:300] if lines else f"it wrote nothing into {log}"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     """Print, if anybody still reads it: a run continues without."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

@@ -173,7 +173,7 @@ async def at_rest(url: str) -> bool:
     while asyncio.get_running_loop().time() < end:
         busy = [await asyncio.to_thread(metric, url, name) for name in ("calls_in_flight", "holds_open")]
         if not any(busy):
-            await asyncio.sleep(5.0)  # idle connections to the upstream are closed after 2 s, looked at every 2 s
+            await asyncio.sleep(5.0)  # idle connections to the upstream are closed after 2 s, checked every 2 s
             return True
         await asyncio.sleep(0.1)
     return False

@@ -201,8 +201,8 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
             answers = agent.answerer.answers
     shutil.rmtree(job["scratch"], ignore_errors=True)
     return {
-        "warmup": [told_of(step) for step in recorder.steps[: job["warmup"]]],
-        "steps": [told_of(step) for step in recorder.steps[job["warmup"] :]],
+        "warmup": [fields_of(step) for step in recorder.steps[: job["warmup"]]],
+        "steps": [fields_of(step) for step in recorder.steps[job["warmup"] :]],
         "counts": counted[0].counts[job["warmup"] :],
         "checkpointing": counted[0].checkpointing,
         "peak_mib": max(memory_now()["peak_mib"], *(found["rss_mib"] for found in memory.peaks().values())),
@@ -229,7 +229,7 @@ async def serve(agent: Agent, memory: MemoryWatch) -> None:
             await agent.answerer.answer(AnswerRequest((Message("user", "How many are 3 and 4?"),), mode="local-only"))
 
 
-def told_of(step: dict[str, Any]) -> dict[str, Any]:
+def fields_of(step: dict[str, Any]) -> dict[str, Any]:
     """The recorded fields of a step's event."""
     names = (
         "seconds seconds_by_part tokens prompts responses truncated assist_rate dual_before reward_mean gate frac_reward_zero_std "

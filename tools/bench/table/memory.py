@@ -69,23 +69,23 @@ class MemoryWatch:
 
     def part(self, name: str) -> None:
         """From now on it is this that is done."""
-        self._look()
+        self._sample()
         self.current = name
 
     def peaks(self) -> Mapping[str, Mapping[str, float]]:
         """By part, in the order in which they were first seen: MiB by kind at the fullest moment."""
-        self._look()
+        self._sample()
         return self._peaks
 
     def _loop(self) -> None:
         samples = 0
         while not self._stop.wait(self._every_s):
-            self._look()
+            self._sample()
             if self._samples_per_s and samples % self._samples_per_s == 0:
                 self._file_once = max(self._file_once, file_pages_once())
             samples += 1
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         now = memory_now()
         if not now:
             return

@@ -53,7 +53,7 @@ def trl_python(cache: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _set_up("trl: environment", [sys.executable, "-m", "venv", str(folder)], cache)
     _set_up("trl: packages", [str(python), *install_arguments(constraints)], cache)
-    versions = told_versions(python)
+    versions = installed_versions(python)
     if versions["cuda"]:
         shutil.rmtree(folder, ignore_errors=True)
         raise EdgeError(
@@ -75,7 +75,7 @@ def install_arguments(constraints: Path) -> list[str]:
     return [*_PIP, "install", "--quiet", "--constraint", str(constraints), *packages]
 
 
-def told_versions(python: Path) -> dict[str, str]:
+def installed_versions(python: Path) -> dict[str, str]:
     """Versions in the other environment, and the CUDA version its torch was built for ("" for none)."""
     code = "import json,torch,trl;print(json.dumps({'torch':torch.__version__,'trl':trl.__version__,'cuda':torch.version.cuda or ''}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)

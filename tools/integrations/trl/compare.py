@@ -25,7 +25,7 @@ from edge.state.events import StepFinished
 from tools.experiments.stats import t_quantile
 
 CONFIDENCE = 0.99
-"""Of a hundred comparisons of runs that are the same one is told to differ, in any of its measures."""
+"""Of a hundred comparisons of equal runs one is reported to differ, in any of its measures."""
 BLOCKS = 10
 Value = Callable[[StepFinished], float | None]
 MEASURES: dict[str, Value] = {

@@ -171,7 +171,7 @@ class Desk:
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
         now.groups, now.cloud_s = await self._scorer.score(batch, responses)
         now.scored_s = self._clock.monotonic()
-        self._tell_refused(now.groups)
+        self._report_refused(now.groups)
         return verdicts_of(now.groups)
 
     async def close(self, step: int) -> None:
@@ -180,7 +180,7 @@ class Desk:
         ended = self._clock.monotonic()
         now.update_s = ended - now.scored_s
         if now.again:
-            self._tell_otherwise(now)
+            self._report_difference(now)
         else:
             now.closed = await self._reporter.close(now.opened, step_units(now.groups))
         now.close_s = self._clock.monotonic() - ended
@@ -257,7 +257,7 @@ class Desk:
             offline=event.control.offline,
         )
 
-    def _tell_otherwise(self, now: _Underway) -> None:
+    def _report_difference(self, now: _Underway) -> None:
         before, asked = self._state.step_at(now.plan.step), step_units(now.groups)
         if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
             self._notice(
@@ -265,7 +265,7 @@ class Desk:
                 "its first report stands"
             )
 
-    def _tell_refused(self, groups: Sequence[ScoredGroup]) -> None:
+    def _report_refused(self, groups: Sequence[ScoredGroup]) -> None:
         """Once per run of steps with refusals."""
         refused = [group for group in groups if any(scored.outcome is ResponseOutcome.REFUSED for scored in group.responses)]
         if refused and not self._was_refused:

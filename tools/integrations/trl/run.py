@@ -181,7 +181,7 @@ class _MainProcess:
         from edge.learning.run_folder import RunFolder
 
         clock, out = SystemClock(), Path(self._config.out).expanduser()
-        with ExitStack() as opening:  # closed at once where something cannot be opened: then the folder is put back as it was
+        with ExitStack() as opening:  # closed immediately where something cannot be opened: then the folder is restored
             folder = opening.enter_context(contextlib.closing(RunFolder(out, self._resolved.to_yaml())))
             sink = FanOutSink([folder, PlainConsole(self._stream, clock, Progress(), legend=what_lines_say())])
             state = opening.enter_context(open_state(out))
@@ -212,7 +212,7 @@ def _finish(opened: _Open, reason: StopReason, seconds: float, adapter: AdapterR
 def _agents_adapter(config: TrlConfig) -> AdapterRef | None:
     """The trained adapter in the form of llama.cpp and the agent, where it belongs to a bundled model."""
     name, folder = bundled_name(config.model), _trained(config)
-    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
+    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that is not needed
     if name is None or config.trainer.tuning != "lora":
         return None
     from edge.app import model_file

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tools.integrations.trl.rewards import SharedSteps
 
 WAIT_S = 7200
-"""How long processes wait for the main one where trainer.options.ddp_timeout says nothing: it asks the cloud and judges for all of them."""
+"""How long processes wait for the main one without trainer.options.ddp_timeout: it asks the cloud and judges for all of them."""
 _WARNS_WITH_TEXTS = "All reward functions returned None"
 _WARNS_OF_LEVEL = "When using `'luspo'` loss, `importance_sampling_level` should be"
 
@@ -100,7 +100,7 @@ def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "remove_unused_columns": False,
         "dataloader_pin_memory": torch.cuda.is_available(),  # else there is nothing to copy pinned memory to
-        # what is kept and told
+        # storage and logging
         "output_dir": str(Path(config.out).expanduser() / "trl"),
         "save_strategy": "steps",
         "save_steps": trainer.checkpoint_every,
@@ -173,7 +173,7 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
         )
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     callback.move(trainer.reward_weights)
-    trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
+    trainer.remove_callback(PrinterCallback)  # steps are reported by the run's own events
     return trainer
 
 
